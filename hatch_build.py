@@ -1,7 +1,6 @@
 """Build hook: wheels, source distributions and editable installs have the compiled shaders (zinc_attn/spirv/).
 
-ZINC_ATTN_WHEEL_LIBRARIES is a folder of compiled libraries, which scripts/wheel makes: a wheel with them is for x86-64
-Linux.
+$ZINC_ATTN_WHEEL_LIBRARIES: a folder of compiled libraries, from scripts/wheel, for a wheel of x86-64 Linux.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SpirvBuildHook(BuildHookInterface):
 
 
 def libraries(folder: Path) -> tuple[dict[str, str], str]:
-    """The libraries by path, with the place of each in the wheel, and the wheel's tag."""
+    """(path in the wheel by the library's path, the wheel's tag)."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise RuntimeError("ZINC_ATTN_WHEEL_LIBRARIES: expected x86-64 Linux; unset it for a wheel without libraries")
     paths = sorted(folder.glob("lib*.so"))
@@ -59,7 +58,7 @@ def libraries(folder: Path) -> tuple[dict[str, str], str]:
 
 
 def is_fresh(root: Path) -> bool:
-    """Whether the compiled shaders are there and no older than everything they are made from."""
+    """Whether the compiled shaders exist and are not older than any of their sources."""
     built = root / "zinc_attn" / "spirv" / "build.json"
     if not built.exists():
         return False

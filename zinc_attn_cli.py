@@ -1,7 +1,4 @@
-"""The console script's entry point. The package imports much; an interrupt meanwhile ends as any other does.
-
-It lies beside the package because importing anything of the package imports all of it.
-"""
+"""The console script's entry point, beside the package, whose import takes long and can be interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from contextlib import suppress
 
 
 def main() -> int:
-    """Run ``zinc_attn.cli.main``. 130: interrupted, also while the package was imported."""
+    """Run ``zinc_attn.cli.main``. 130: interrupted, also during the package's import."""
     try:
         from zinc_attn.cli.app import main as run
 

@@ -1,8 +1,8 @@
-"""Write what the C library is built of: ``python scripts/build_contract.py FOLDER``, which CMake runs.
+"""Write the generated sources of the C library: ``python scripts/build_contract.py FOLDER``, which CMake runs.
 
-zinc_contract.h and zinc_contract.c of FOLDER have the facts of zinc_attn/kernels (zinc_graph.h and zinc_graph.c
-those of zinc_attn/graph), and the SPIR-V, which is compiled first where it is not that of shaders/. Its folder cpu/ has
-what native/cpu needs of the GLSL. Imports nothing outside the standard library.
+FOLDER gets zinc_contract.h and .c with the facts of zinc_attn/kernels, zinc_graph.h and .c with those of
+zinc_attn/graph, the SPIR-V in both .c files, and in cpu/ the parts of the GLSL that native/cpu needs. SPIR-V that is
+older than shaders/ is compiled first. Imports nothing outside the standard library.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compile shaders/ into zinc_attn/spirv/: ``python scripts/build_shaders.py [--check]``.
 
-Needs glslangValidator and spirv-val.  Imports nothing outside the standard library, so that a wheel can be built
-in an empty environment.  --check compares the generated files of shaders/ with zinc_attn/kernels and exits 1 on a
-difference, without compiling.
+It needs glslangValidator and spirv-val, and the standard library alone, so that a wheel can be built in an empty
+environment. --check only compares the generated files of shaders/ with zinc_attn/kernels; status 1: they differ.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ HEADER_WORDS, OP_EXT_INST, OP_DECORATE, NO_CONTRACTION, FMA = 5, 12, 71, 42, 50 
 
 
 def load_kernels(name: str, room: str = "kernels") -> types.ModuleType:
-    """A module of zinc_attn.kernels, or of another room, without zinc_attn/__init__.py, which needs NumPy."""
+    """A module of zinc_attn.kernels, or of another folder, without zinc_attn/__init__.py, which needs NumPy."""
     package = types.ModuleType("zinc_attn")
     package.__path__ = [str(ROOT / "zinc_attn")]
     sys.modules.setdefault("zinc_attn", package)
@@ -42,20 +41,20 @@ def tool(name: str) -> str:
 
 
 def without_contraction(spirv: bytes) -> bytes:
-    """The module with NoContraction on every fma(): so decorated it is one operation, and `precise` means that.
+    """The module with NoContraction on every fma(), which makes it one operation, as `precise` asks.
 
     glslang decorates additions and products alone.
     """
     words = array.array("I", spirv)
-    at, place, decorated = HEADER_WORDS, 0, array.array("I")
-    while at < len(words):
-        length, opcode = words[at] >> 16, words[at] & 0xFFFF
-        if opcode == OP_EXT_INST and words[at + 4] == FMA:  # type, result, set, instruction; the only set is GLSL's
-            decorated.extend([3 << 16 | OP_DECORATE, words[at + 2], NO_CONTRACTION])
-        at += length
+    offset, end, decorations = HEADER_WORDS, 0, array.array("I")  # end: after the last decoration
+    while offset < len(words):
+        length, opcode = words[offset] >> 16, words[offset] & 0xFFFF
+        if opcode == OP_EXT_INST and words[offset + 4] == FMA:  # type, result, set, instruction; the only set is GLSL's
+            decorations.extend([3 << 16 | OP_DECORATE, words[offset + 2], NO_CONTRACTION])
+        offset += length
         if opcode == OP_DECORATE:
-            place = at  # behind the last of them
-    return (words[:place] + decorated + words[place:]).tobytes()
+            end = offset
+    return (words[:end] + decorations + words[end:]).tobytes()
 
 
 def generate(check: bool = False) -> None:
@@ -101,9 +100,9 @@ def write_native(folder: Path) -> None:
     cpp = load_kernels("cpp")
     decls = (*load_kernels("declarations").MODULES, *load_kernels("params", "graph").modules())
     text = "".join(path.read_text() for path in sorted((ROOT / "native" / "cpu").glob("*.cpp")))
-    native = set(re.findall(r'\{"(\w+)", &', text))  # those of native/cpu; one without & falls back on the GLSL's
-    names = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
-    sources = {name: of for name, of in names.items() if name not in native and not re.search("attend|units", name)}
+    native = set(re.findall(r'\{"(\w+)", &', text))  # kernels of native/cpu; without & the GLSL's are used
+    by_name = {decl.file.removesuffix(".spv"): decl.source for decl in decls}
+    sources = {name: x for name, x in by_name.items() if name not in native and not re.search("attend|units", name)}
     (folder / "kernels.cpp").write_text(cpp.kernels(SHADERS, sources))
     (folder / "sources.h").write_text(f'#define ZINC_SOURCES "{sources_sha256()}"\n')
     for name in ("contract", "numbers", "elementwise", "expert_sums", "states", "item", "columns", "quantized"):
@@ -111,7 +110,7 @@ def write_native(folder: Path) -> None:
 
 
 def build() -> None:
-    """Compile every module, which takes the place of what zinc_attn/spirv/ has when all are valid."""
+    """Compile every module. If all are valid, they replace the content of zinc_attn/spirv/."""
     compiler, validator = tool("glslangValidator"), tool("spirv-val")
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout.splitlines()[0]
     staging = OUTPUT.with_name(f"spirv.{os.getpid()}.tmp")
@@ -133,15 +132,10 @@ def build() -> None:
             if checked.returncode:
                 sys.exit(f"{decl.file} is not valid:\n{checked.stdout}{checked.stderr}")
             modules[out.stem] = hashlib.sha256(out.read_bytes()).hexdigest()
-        write_native(staging / "cpu")  # what a host's compiler builds; vulkan.cpp is the C library's
+        write_native(staging / "cpu")  # sources for a host's compiler; vulkan.cpp is the C library's
         skip = shutil.ignore_patterns("vulkan.cpp")
         shutil.copytree(ROOT / "native" / "cpu", staging / "cpu", ignore=skip, dirs_exist_ok=True)
-        build = {
-            "compiler": version,
-            "sources_sha256": sources_sha256(),
-            "modules_sha256": modules,
-            "missing": missing,
-        }
+        build = {"compiler": version, "sources_sha256": sources_sha256(), "modules_sha256": modules, "missing": missing}
         (staging / "build.json").write_text(json.dumps(build, indent=1, sort_keys=True) + "\n")
         shutil.rmtree(OUTPUT, ignore_errors=True)
         staging.rename(OUTPUT)

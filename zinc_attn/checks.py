@@ -19,15 +19,15 @@ BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
 _NAMES: Final = {np.dtype(name): name for name in ("float16", "float32")}  # in this machine's byte order
 
 
-def shown(value: object, most: int = 100) -> str:
-    """The value's repr for an error's text, cut to ``most`` characters; the type alone where it has none."""
+def shown(value: object) -> str:
+    """The value's repr for an error's text, cut to 100 characters; the type alone if its repr raises."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an int of {value.bit_length()} bits"  # Python refuses to print very large ones
     try:
         text = " ".join(repr(value).split())
     except Exception as error:  # a caller's own class; the refusal must be raised, and not this error in its place
         return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def described(instance: object, says: Callable[[], str]) -> str:
@@ -41,7 +41,7 @@ def described(instance: object, says: Callable[[], str]) -> str:
 class Uncopied:
     """An object that stands for memory of a device: it is neither copied nor pickled.
 
-    instead: a subclass's keyword, inherited by its subclasses: what to do in place of a copy, as the refusal says.
+    instead: a keyword of subclasses, the refusal's advice in place of a copy. Their subclasses inherit it.
     """
 
     _instead: ClassVar[str]
@@ -58,11 +58,11 @@ class Uncopied:
         )
 
 
-def plain(text: object, most: int = 1000) -> str:
-    """A path, or a text from a file, for an error's text: without quotes, escaped unless printable, and cut."""
+def plain(text: object) -> str:
+    """A path, or a text from a file, for an error: without quotes, escaped unless printable, cut to 1000 characters."""
     printable = str(text)
     printable = printable if printable.isprintable() else ascii(printable)[1:-1]
-    return printable if len(printable) <= most else f"{printable[:most]}..."
+    return printable if len(printable) <= 1000 else f"{printable[:1000]}..."
 
 
 def check_int(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -84,8 +84,7 @@ def check_int(name: str, value: Any, least: int, most: int | None = None) -> int
 def check_float(name: str, value: Any, expected: str = "a finite number") -> float:
     """``value``, a real number, as a float. ArgumentError for anything else, ValueRangeError for NaN and infinities.
 
-    An int, a float, a NumPy number, and an array or a torch tensor of no axes with a real dtype are numbers; a bool and
-    a text are not.
+    Numbers: an int, a float, a NumPy number, an array or a torch tensor of no axes with a real dtype; no bool, no text.
     """
     torch, x = sys.modules.get("torch"), value
     if torch is not None and isinstance(x, torch.Tensor) and x.ndim == 0 and x.device.type != "meta":
@@ -131,10 +130,10 @@ def check_path(name: str, value: Any) -> Path:
 
 
 def check_array(name: str, value: Any, dtypes: tuple[str, ...] = ()) -> NDArray[Any]:
-    """``value`` as an array in this machine's byte order, of one of ``dtypes`` (their names) where some are given.
+    """``value`` as an array in this machine's byte order. dtypes: the names of the allowed dtypes, () for any.
 
     Lists, and whatever NumPy reads, become arrays; byte order, strides and the writeable flag do not matter. Where
-    ``dtypes`` has bfloat16, arrays of it, ml_dtypes' or torch's, become float32, which holds all their values.
+    ``dtypes`` has bfloat16, such arrays of ml_dtypes or torch become float32, which holds all their values.
     ArgumentError: None, and arrays with a mask, which would be lost; ShapeError: ragged lists; DTypeError.
     """
     if type(value) is np.ndarray and (known := _NAMES.get(value.dtype)) and (not dtypes or known in dtypes):
@@ -162,15 +161,15 @@ def check_output(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.fl
 
     A torch tensor in the CPU's memory is taken, too; the array is a view of it. ShapeError, DTypeError, ArgumentError.
     """
-    torch, text = sys.modules.get("torch"), value
+    torch, argument = sys.modules.get("torch"), value
     expected = f"expected a C-contiguous float32 array of shape {shape}"
-    if torch is not None and isinstance(text, torch.Tensor):
+    if torch is not None and isinstance(argument, torch.Tensor):
         try:
-            value = np.asarray(text)  # a view of its memory, or an error
+            value = np.asarray(argument)  # a view of its memory, or an error
         except Exception as error:  # it is on another device, is bfloat16 or requires a gradient
             raise ArgumentError(f"{name}: got a tensor that NumPy cannot view, {expected}: {error}") from error
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise ArgumentError(f"{name}: got {shown(text)}, {expected}")
+        raise ArgumentError(f"{name}: got {shown(argument)}, {expected}")
     if value.dtype != np.float32:
         raise DTypeError(f"{name}: got dtype {value.dtype}, {expected}")
     if value.shape != shape:

@@ -20,8 +20,8 @@ EXPECTED: Final = f"one of {', '.join(STORAGE)}, or two of them for K and V, for
 def storage_dtype(dtype: object) -> str:
     """The name of the storage types of K and V: ``"f16"``, or ``"q8_0/q4_0"`` where V's type is not K's.
 
-    dtype: that name; a pair of names, K's and V's; or for one of them the name or the dtype that NumPy, ml_dtypes or
-    torch has for it ("float16", np.float16, torch.bfloat16). ArgumentError: anything else.
+    dtype: such a name, or a pair of types for K and V. A type is a name of ``STORAGE``, or the name or dtype of NumPy,
+    ml_dtypes or torch ("float16", np.float16, torch.bfloat16). ArgumentError: anything else.
     """
     if isinstance(dtype, str) and dtype in STORAGE:
         return dtype  # nearly always

@@ -1,7 +1,7 @@
 """Files that a user names: opened without waiting, read within limits, and written whole or not at all.
 
-A reader gets a file's content, or an error that says what its path names instead. No reader waits for the other end of
-a FIFO, takes memory without a limit, or follows JSON beyond MOST_DEPTH levels.
+Where a path names no regular file, the error says what it names. No reader waits for the other end of a FIFO, takes
+memory without a limit, or follows JSON beyond MOST_DEPTH levels.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ from .errors import ArgumentError
 
 MOST_BYTES: Final = 64 << 20  # the largest file that is read whole
 MOST_DEPTH: Final = 64  # levels of nested lists and objects of JSON
-INTEGER_DIGITS: Final = 19  # of the longest integer in JSON: 2**63 - 1
+INTEGER_DIGITS: Final = 19  # digits of 2**63 - 1, the largest integer in JSON
 _KINDS: Final = {
     stat.S_IFREG: "a regular file", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
@@ -59,7 +59,7 @@ def cache_folder() -> Path | None:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """``path``, open for reading. OSError with a reason for what is not a regular file, which is never opened."""
+    """``path``, open for reading. OSError with a reason: it is no regular file, and was not opened."""
     mode = _mode(path)
     if stat.S_ISREG(mode):
         file = io.FileIO(path)  # one call into C: Ctrl-C cannot come between a descriptor and its owner
@@ -127,7 +127,7 @@ def content_of(data: bytes) -> str | None:
 
 
 def parse_json(text: str, **hooks: Any) -> Any:
-    """``json.loads`` with its ``hooks``. ValueError: also where it is nested too deeply, or has too long an integer."""
+    """``json.loads`` with its ``hooks``. ValueError also for JSON nested too deeply, and for too long an integer."""
     try:
         value = json.loads(text, **{"parse_int": _integer, **hooks})
         level = [value]
@@ -157,14 +157,14 @@ def no_integer(text: str) -> NoReturn:
 
 
 def check_target(path: Path) -> None:
-    """OSError with a reason where ``path`` is no name for a file, or is there and not a regular file."""
+    """OSError with a reason where ``path`` cannot name a file, or names something else than a regular file."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(mode := _mode(path)):
             raise OSError(0, f"it is {kind_of(mode)}, expected a regular file or a new name")
 
 
 def check_folder(path: Path) -> None:
-    """OSError with a reason where ``path`` is no folder that takes files, and none can be made there."""
+    """OSError with a reason unless files can be written in the folder ``path``, or it can be created."""
     place = next(place for place in (path, *path.parents) if _is_there(place))
     if not stat.S_ISDIR(mode := _mode(place)):
         raise OSError(0, f"{place} is {kind_of(mode)}, expected a folder")
@@ -194,7 +194,7 @@ def replacing(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
                     os.replace(temporary, path)
                     return
     except BaseException:
-        with suppress(OSError):  # what is raised says why; a file system that is gone has no file to take away
+        with suppress(OSError):  # the first error is raised; a file system that is gone has no file to remove
             if temporary != path:
                 temporary.unlink(missing_ok=True)
         raise

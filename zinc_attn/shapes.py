@@ -68,8 +68,7 @@ class AttnShape:
 
     @cached_property
     def value_slice(self) -> int:
-        """Consecutive dimensions of V per lane where one pass covers a value row: the least power of two, from 2 on,
-        that the lanes of a wave can do with."""
+        """Dimensions of V per lane if one pass covers V: the least power of two, 2 or more, with which a wave does."""
         return max(2, 1 << (-(-self.v_head_dim // WAVE) - 1).bit_length())
 
     @cached_property
@@ -183,7 +182,7 @@ def row_strides(shape: AttnShape, dtype: str) -> Strides:
 
 
 def strided_format(strides: Strides, latent: bool) -> RowFormat:
-    """A row of a row tensor whose K and V have these strides: the bytes of each, filled up to words."""
+    """A row of a row tensor whose K and V have these strides: the bytes of K and of V, each filled up to words."""
     k, v = (-(-stride // 4) for stride in strides)
     return RowFormat(k, 0 if latent else v, 0, 0)
 

@@ -1,4 +1,4 @@
-"""The types in which a cache stores K and V, and what the words of each are; needs no NumPy."""
+"""The types in which a cache stores K and V, and the words of each; needs no NumPy."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -8,12 +8,12 @@ from .limits import BLOCK
 
 IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # ggml's table
 F16_MAX: Final = 65504.0
-FP8_UNIT: Final = 256.0  # an fp8_e4m3 value is as much times the float16 of the same exponent bits and mantissa
+FP8_UNIT: Final = 256.0  # an fp8_e4m3 value over the float16 of the same exponent bits and mantissa
 FP8_MAX: Final = 448.0
 LEAST_SCALE: Final = 2.0**-31  # of a head: fp8_e4m3's magnitudes, 2**-9 to 448, are then within the bounds of inputs
 MOST_SCALE: Final = 2.0**51
-# A stored magnitude of block types and fp8_e4m3 is at most so many times the largest given one, as iq4_nl's scale is
-# fitted. Where the scale is a subnormal float16 it may be three times a tiny one, for which MAX_SCORE leaves room.
+# The largest stored magnitude of block types and fp8_e4m3 over the caller's largest: iq4_nl's scale is fitted. With a
+# subnormal float16 scale the ratio may be three for tiny magnitudes, for which MAX_SCORE leaves room.
 GROWTH: Final = 1.125
 
 
@@ -23,8 +23,8 @@ class StorageType:
 
     bits: of a value. halves: float16 numbers that a block of 32 dimensions has besides its values: a scale, or a scale
     and a minimum; 0 for types without blocks. fifth_bits: whether a block has a word of fifth bits, bit i for dimension
-    i. head_scale: whether a value is multiplied by the float32 scale of its head. most: the largest magnitude of a row;
-    of blocks, the largest one whose scale and minimum are float16 numbers; 0 stands for MAX_INPUT.
+    i. head_scale: whether a value is multiplied by the float32 scale of its head. most: the largest magnitude of a row,
+    for which the scale and the minimum of blocks are float16 numbers; 0 stands for MAX_INPUT.
     """
 
     name: str

@@ -115,8 +115,7 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
 
 def test_what_the_cache_says_of_its_memory(device):
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
-    assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (100, 112, 3 * 2 * 2 * 64 * 2)
-    assert cache.nbytes == 112 * cache.bytes_per_token
+    assert (cache.capacity, cache.free_tokens, cache.nbytes) == (100, 112, 112 * 3 * 2 * 2 * 64 * 2)
     assert {layer.number for layer in cache.layers} == {0}
     assert sum(s.k.nbytes + s.v.nbytes for s in cache.layers[0].slices) == cache.nbytes
     seq = cache.new_sequence()

@@ -181,7 +181,7 @@ def test_a_dropped_runtime_is_closed_by_the_next_call(runtime):
     gc.collect()
     assert not handles.closed  # no bytecode has run, in which Ctrl-C would be lost
     runtime.start()
-    assert handles.closed and not handles.undo and not handles.device.own
+    assert handles.closed and not handles.undo and not handles.device.undo
 
 
 def resident_bytes():

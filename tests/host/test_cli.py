@@ -113,15 +113,15 @@ def test_progress_without_a_terminal(monkeypatch, capsys):
             said.extend(capsys.readouterr().err.splitlines())
             time.sleep(0.001)
 
-    with terminal.progress_bar("short"):
+    with terminal.progress_bar():
         pass
     monkeypatch.setattr(terminal, "QUIET_S", 0.002)
-    with terminal.progress_bar("reading m") as tell:
+    with terminal.progress_bar() as tell:
         until(1)
         tell("timing", 3, 9)
         until(2)
         time.sleep(0.02)
-    assert said == ["reading m …", "timing (3 of 9)"] and capsys.readouterr().err == ""
+    assert said == ["starting …", "timing (3 of 9)"] and capsys.readouterr().err == ""
 
 
 def patch_list_devices(monkeypatch, replacement):

@@ -19,15 +19,14 @@ import numpy as np
 from ml_dtypes import float8_e4m3fn
 from numpy.typing import NDArray
 
+from ..canonical.state import F32
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..storage import IQ4_NL, StorageType
 
-F32 = NDArray[np.float32]
-Words = NDArray[np.uint32]
-
 FP8: Final = np.dtype(float8_e4m3fn)
 _TABLE: Final = np.array(IQ4_NL, np.float32)
-_BETWEEN: Final = _TABLE[:-1] + _TABLE[1:]  # from half of it on, the next entry is nearer
+_BETWEEN: Final = _TABLE[:-1] + _TABLE[1:]  # twice the middle of two entries
 
 
 def in_blocks(x: NDArray[np.generic]) -> F32:
@@ -48,8 +47,8 @@ def quantize(x: F32, kind: StorageType) -> tuple[NDArray[np.uint8], NDArray[np.f
         return q, d[..., None].astype(np.float16)
     levels = 31 if kind.fifth_bits else 15
     if kind.halves == 2:
-        least = _at(x, x.argmin(axis=-1))
-        d = (_at(x, x.argmax(axis=-1)) - least) / np.float32(levels)
+        least = _picked(x, x.argmin(axis=-1))
+        d = (_picked(x, x.argmax(axis=-1)) - least) / np.float32(levels)
         shifted = x - least[..., None]
         scaled = np.multiply(shifted, _inverse(d)[..., None], out=shifted)
         scaled += np.float32(0.5)
@@ -92,7 +91,7 @@ def write(values: Words, shared: Words, q: NDArray[np.uint8], halves: NDArray[np
 
 
 def read(values: Words, shared: Words, kind: StorageType) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:
-    """The inverse of ``write``; numbers behind the stored dimensions are 0."""
+    """The inverse of ``write``; numbers after the stored dimensions are 0."""
     stored = values.view(np.uint8)
     if kind.bits == 4:
         stored = np.stack([stored & 15, stored >> 4], axis=-1).reshape(*stored.shape[:-1], 2 * stored.shape[-1])
@@ -114,10 +113,10 @@ def _inverse(d: F32) -> F32:
 
 def _extreme(x: F32) -> F32:
     """The first value of the largest magnitude of each block, and +0 where all are zeros of either sign."""
-    return _at(x, np.abs(x).argmax(axis=-1)) + np.float32(0.0)
+    return _picked(x, np.abs(x).argmax(axis=-1)) + np.float32(0.0)
 
 
-def _at(x: F32, index: NDArray[np.intp]) -> F32:
+def _picked(x: F32, index: NDArray[np.intp]) -> F32:
     """Element ``index`` of each block."""
     return np.take_along_axis(x, index[..., None], axis=-1)[..., 0]
 
@@ -139,5 +138,5 @@ def _nonlinear(x: F32) -> tuple[NDArray[np.uint8], F32]:
     for i in range(BLOCK):
         sums += products[..., i]
     scale = np.divide(sums[0], sums[1], out=np.zeros_like(extreme), where=(sums[1] > 0) & (extreme != 0))
-    q[extreme == 0] = 0  # the block is zero, whatever they are
+    q[extreme == 0] = 0  # any numbers would do: the block's scale is 0
     return q, scale

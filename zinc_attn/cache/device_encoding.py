@@ -20,8 +20,8 @@ LEAST_ROWS: Final = 64
 
 
 def encodes_on_device(dtype: str, rows: int) -> bool:
-    """Whether the device encodes ``rows`` new rows: where K or V is quantized, and a recording for them, whose size is
-    a power of two, has room for ``LEAST_ROWS``."""
+    """Whether the device encodes ``rows`` new rows: K or V is quantized, and the recording for them, whose size is a
+    power of two, has room for ``LEAST_ROWS``."""
     return power_of_two(rows) >= LEAST_ROWS and any(kind.quantized for kind in storage_types(dtype))
 
 
@@ -33,8 +33,7 @@ def value_words(shape: AttnShape, rows: int) -> int:
 def upload_values(
     runtime: Runtime, buffer: Buffer, shape: AttnShape, rows: int, new: Iterable[tuple[NDArray[Any], NDArray[Any]]]
 ) -> None:
-    """Write stored values k and v (n, kv_heads, dims), pair after pair, to a buffer of ``value_words(shape, rows)``
-    words. A latent shape has no v."""
+    """Write pairs of stored k, v (n, kv_heads, dims; latent: k alone) to a buffer of ``value_words(shape, rows)``."""
     k_at, v_at = 0, rows * shape.kv_heads * shape.head_dim
     for k, v in new:
         k_at = _write(runtime, buffer, k, k_at)

@@ -1,6 +1,6 @@
 """Rows that are stored already: the bytes of a llama.cpp cache, or of any other.
 
-k and v are uint8 (tokens, kv_heads, bytes), a head's row of head_dim values after the other. Block types have ggml's
+k and v are uint8 (tokens, kv_heads, bytes): rows of head_dim values, a KV head after the other. Block types have ggml's
 blocks of 32 values, in this order: the float16 d, the float16 m (q4_1, q5_1), 32 fifth bits (q5_0, q5_1), the values of
 4 bits in 16 bytes, byte i with value i in its low half and value i + 16 in its high half. Other types have their
 values, little-endian; f32 and bf16 magnitudes below 2**-40 count as 0, as in every row.
@@ -11,17 +11,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..canonical.state import F32
 from ..checks import BFLOAT16, check_array
 from ..errors import ArgumentError, DTypeError, ShapeError, ValueRangeError
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import StorageType, storage_types
 from . import blocks
-from .rows import F32, Largest, Words, pieces, row_parts, stored_values, write_part
+from .rows import Largest, pieces, row_parts, stored_values, write_part
 
 Bytes = NDArray[np.uint8]
 
-PIECE: Final = 1 << 20  # bytes that are decoded together, for the largest value of them
+PIECE: Final = 1 << 20  # bytes that are decoded together, to find their largest value
 _FLOATS: Final = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": BFLOAT16}
 
 
@@ -52,7 +54,7 @@ def to_blocks(q: Bytes, halves: NDArray[np.float16], kind: StorageType) -> Bytes
 def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
     """k, and v unless the shape is latent, with shapes and dtypes that the cache takes, at least one token.
 
-    Typed refusals: an array of another shape or dtype, or a head size that blocks do not divide.
+    Typed refusals: an array of another shape or dtype, or a head size that is no multiple of a block.
     """
     if (v is None) != shape.latent:
         what = "None: the values of a latent cache are part of k" if shape.latent else "the bytes of V's rows"
@@ -81,8 +83,7 @@ def check_encoded(k: Any, v: Any, shape: AttnShape, dtype: str) -> list[Bytes]:
 
 
 def encoded_rows(arrays: list[Bytes], shape: AttnShape, dtype: str, scales: F32 | None) -> tuple[Words, Largest]:
-    """(rows, largest magnitudes) of the arrays of ``check_encoded``: rows (tokens, kv_heads, words) as ``rows`` lays
-    them out.
+    """(rows as ``rows`` lays them out, largest magnitudes) of the arrays of ``check_encoded``.
 
     scales: see ``rows.encode_into``. ValueRangeError: a scale, a minimum or a value is no finite number.
     """

@@ -65,10 +65,10 @@ def _names(cache: ResidentRows) -> list[str]:
 def save(cache: ResidentRows, pages: SequencePages, path: PathLike) -> None:
     """Write the tokens of a sequence of ``cache`` to ``path``; other calls of the device wait meanwhile.
 
-    The file appears under its name when it is complete; it is readable by its owner alone, as it holds a
-    conversation. CacheFileError where the file system refuses, or where ``path`` is not a regular file, and what a read
-    of the device raises; an older file of that name is then as it was. ArgumentError: ``path`` is no path. StepError:
-    some layers have tokens that others lack. ValueRangeError: see ``unseen``.
+    The file appears under its name when it is complete. Its owner alone can read it, since it holds a conversation.
+    CacheFileError: the file system refuses, or ``path`` is not a regular file; an older file then stays as it was, also
+    where a read of the device fails. ArgumentError: ``path`` is no path. StepError: some layers have tokens that others
+    lack. ValueRangeError: see ``unseen``.
     """
     target = check_path("path", path)
     with cache.lock:

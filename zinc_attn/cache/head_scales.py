@@ -16,8 +16,7 @@ def check_head_scales(
 ) -> NDArray[np.float32] | None:
     """(num_layers, 2, kv_heads) float32 scales of K's and V's heads, 1 where none are given.
 
-    None for types without them, whose scale must not be given: ArgumentError. A latent shape's V has K's scales, and
-    takes none. k_scale, v_scale: see ``KVCache``.
+    None for types without them, which take none: ArgumentError. A latent V has K's. k_scale, v_scale: see ``KVCache``.
     """
     kinds, kv_heads = storage_types(dtype), shape.kv_heads
     if shape.latent and v_scale is not None:
@@ -49,6 +48,5 @@ def check_head_scales(
 
 
 def kernel_scales(scales: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    """The scales (2, kv_heads) of a layer as the kernels take them, (2 * kv_heads,): times FP8_UNIT, which is exact.
-    None for types without such scales."""
+    """The scales (2, kv_heads) of a layer as kernels take them, (2 * kv_heads,), exactly times FP8_UNIT, or None."""
     return None if scales is None else scales.reshape(-1) * np.float32(FP8_UNIT)

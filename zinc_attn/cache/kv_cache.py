@@ -23,14 +23,13 @@ class KVCache(ResidentRows):
     device: an open Device; shape: of every layer. A sequence takes whole pages of ``page_size`` tokens, and
     ``capacity`` is rounded up to whole pages.
     dtype: a name of ``storage.STORAGE``, or the dtype of NumPy or torch, or two of these for K and V, ("q8_0", "q4_0")
-    or "q8_0/q4_0" (see ``rows`` for what each takes, and ``blocks`` for how block types quantize); page_size: tokens, a
+    or "q8_0/q4_0" (``rows`` says which rows a type takes, ``blocks`` how block types quantize); page_size: tokens, a
     power of two from 1 on; max_sequences: a limit on live sequences, None for none; k_scale, v_scale: of fp8_e4m3, a
     number, (kv_heads,) or (num_layers, kv_heads) float32, None for 1 (vLLM's k_scale and v_scale); round_rows: whether
-    f16 and bf16 caches round float32 rows, and other wider ones, to nearest even, or refuse them; page_order: a
-    permutation of the page ids in which they are handed out; kv_layout: "tiles", which kernels read fastest, or "NHD",
-    rows as most engines keep them, (token, KV head, values), of block types ggml's blocks. Memory is device memory
-    only, checked against the budget before any is taken: DeviceMemoryError, LimitError. ArgumentError: another
-    argument.
+    f16 and bf16 caches round float32 and other wider rows to nearest even, or refuse them; page_order: a permutation of
+    the page ids in which they are handed out; kv_layout: "tiles", which kernels read fastest, or "NHD", rows as most
+    engines keep them, (token, KV head, values), of block types ggml's blocks. All memory is the device's, and is
+    checked against the budget first: DeviceMemoryError, LimitError. ArgumentError: another argument.
     """
 
     def __repr__(self) -> str:
@@ -63,7 +62,7 @@ class KVCache(ResidentRows):
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The live sequences, oldest first. One that is dropped gives its pages back."""
+        """The live sequences, oldest first. A dropped sequence gives its pages back."""
         return sorted(self.living, key=lambda sequence: sequence.serial)
 
     def check_sequence(self, sequence: Any) -> Sequence:
@@ -87,9 +86,8 @@ class KVCache(ResidentRows):
         """Append tokens to one layer: k (tokens, kv_heads, head_dim) and v (tokens, kv_heads, v_head_dim), or each
         without the first axis for one token; a latent cache takes k alone.
 
-        Dtypes: see ``rows.stored_values``. Every layer must get the same tokens before any gets more, or it is a
-        StepError; CapacityError: there is no room; ArgumentError and its kinds: wrong arrays. A failed call changes
-        nothing.
+        Dtypes: see ``rows.stored_values``. StepError: a layer would get more tokens before all layers have the same;
+        CapacityError: there is no room; ArgumentError and its kinds: wrong arrays. A failed call changes nothing.
         """
         with self.lock:
             self.check_sequence(sequence)

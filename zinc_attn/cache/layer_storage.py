@@ -36,8 +36,8 @@ class LayerStorage(NamedTuple):
 class StoragePlan:
     """The layout of ``num_layers`` layers in buffers of at most ``limit`` bytes.
 
-    k_bytes, v_bytes: K and V of one KV head of one layer, at most ``limit``; v_bytes is 0 where V is part of K, whose
-    buffer then serves as both. kv_heads: of a layer; num_pages: of a layer.
+    k_bytes, v_bytes: K and V of one KV head of one layer, at most ``limit``; v_bytes is 0 where V is part of K, and K's
+    buffer serves as both. kv_heads, num_pages: of a layer.
     """
 
     num_layers: int

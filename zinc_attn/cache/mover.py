@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..kernels import declarations
 from ..kernels.dispatches import KernelCall, copy_call, encode_call, move_call
-from ..kernels.records import HeadValues, WorkBuffer
+from ..kernels.records import HeadValues, Words, WorkBuffer
 from ..planning.padding import power_of_two
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
@@ -23,7 +23,6 @@ from .head_scales import kernel_scales
 from .layer_storage import HeadSlice, LayerStorage
 from .rows import pieces
 
-Words = NDArray[np.uint32]
 Positions = NDArray[np.int64]
 ROWS_BYTES: Final = 4 << 20  # rows that one submission moves
 _LEAST_WORDS: Final = 32  # of a row, as the rows of a submission are counted: every device takes as many workgroups
@@ -76,8 +75,9 @@ class PageGeometry:
 
 
 class _MoveKey(NamedTuple):
-    """Sizes of a move's buffers. rows: a power of two, or the pairs of pages of a copy; tables: a power of two; encode:
-    an append of values that the device encodes; move: an append of rows that a gather by another work buffer has read.
+    """Kind and sizes of a move. rows: a power of two, or the pairs of pages of a copy; tables: words, a power of two.
+
+    "encode": an append of values that the device encodes; "move": of rows that work buffer "from" has gathered.
     """
 
     kind: Literal["append", "encode", "gather", "copy", "move", "from"]
@@ -87,7 +87,7 @@ class _MoveKey(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """The work words of a move, and its buffers by the names that kernel calls have for them."""
+    """The work words of a move, and its buffers by their names in kernel calls."""
 
     work: WorkBuffer
     bound: dict[str, Buffer]
@@ -150,7 +150,7 @@ class RowMover:
     def move(self, sources: Positions, table: Words, targets: Positions, new_table: Words) -> None:
         """Copy the rows of every layer from ``sources`` by ``table`` to ``targets`` by ``new_table``, in other pages.
 
-        A submission for the layers that share buffers; nothing travels to the host.
+        There is a submission for the layers that share buffers; no row travels to the host.
         """
         for layers in self._sharing():
             for part, index in self._parts(layers[0], len(sources), layers=len(layers)):
@@ -163,7 +163,7 @@ class RowMover:
                 self._device.runtime.run(self._recording(layers[0], key))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a page of every layer to another: a submission for the layers that share buffers."""
+        """Copy a page of every layer to another page, in a submission for the layers that share buffers."""
         for layers in self._sharing():
             key = _MoveKey("copy", rows=len(layers))
             buffers = self._buffers_for(key)
@@ -196,13 +196,13 @@ class RowMover:
         return itertools.product(pieces(rows, size, ROWS_BYTES), range(len(self._layers[layer].slices)))
 
     def _paged(self, positions: Positions, table: Words) -> tuple[Positions, Words]:
-        """Ascending positions and the page table without the pages before and behind them."""
+        """Ascending positions, and the pages of the table between the first and the last of them."""
         page = self._layout.tile * self._layout.page_tiles
         first = int(positions[0]) // page
         return positions - first * page, table[first : int(positions[-1]) // page + 1]
 
     def _filled(self, key: _MoveKey, layers: Seq[int], positions: Positions, table: Words) -> _Buffers:
-        """The buffers of a move, which hold the same positions of every layer."""
+        """The buffers of a move, filled with the same positions of every layer."""
         buffers, n = self._buffers_for(key), len(positions)
         work = buffers.work
         work.appends["position"] = declarations.NO_TOKEN

@@ -20,8 +20,7 @@ An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not do
   (``transaction``) a tuple of reservations with their pages; either changes by one store. All reservations of a
   transaction count by one store, too: that of its ``Commit``.
 - The free list and the numbers of holders follow from these: the pool's ``PageCounts``. A call that changes them
-  takes them off the pool first and puts them back at its end. Where they are missing, or a holder was collected, the
-  next call counts the holders again.
+  takes them off the pool first and puts them back at its end. Without them, or when a holder dies, calls count anew.
 
 Source of the idea: PagedAttention (Kwon et al. 2023).
 """
@@ -60,8 +59,7 @@ class PageHolder(Protocol):
 class PageCounts:
     """Numbers that follow from the holders of pages; changed only while they are off the pool.
 
-    free: a heap of the ranks of the pages that nobody holds; extra: for each page with several holders, the number of
-    holders minus one.
+    free: a heap of the ranks of the pages that nobody holds; extra: the holders minus one of each page with several.
     """
 
     __slots__ = ("extra", "free", "order", "rank")
@@ -94,8 +92,8 @@ class PageCounts:
 class PagePool:
     """``num_pages`` pages of ``page_size`` tokens (a power of two from 1 to 65536), with reference counts.
 
-    order: a permutation of the page ids, the order in which free pages are taken; default: lowest id first.
-    asked: the tokens that the pages were wanted for, as errors say it; default: all that they hold.
+    order: a permutation of the page ids, in which free pages are taken; default: lowest id first. asked: the capacity
+    that the owner was asked for, in tokens, which errors name; default: all tokens of the pages.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """The resident rows of a cache: K and V of many layers on the device, in pages that sequences share.
 
-A page id names the same slot in every layer; ``layer_storage`` says in which buffers a layer lies. ``pages`` keeps the
-books; this module moves the bytes.
+``layer_storage`` says in which buffers a layer lies, ``pages`` which sequence holds which page.
 """
 
 from collections.abc import Sequence as Seq
@@ -14,6 +13,7 @@ from ..canonical.constants import KEYS_PER_LEAF
 from ..checks import Uncopied, check_array, check_bool, check_int
 from ..dtypes import storage_dtype
 from ..errors import ArgumentError, ClosedError, LimitError, ShapeError
+from ..kernels.records import Words
 from ..limits import MAX_CONTEXT
 from ..runtime.device import Device
 from ..runtime.devices import memory_budget
@@ -31,7 +31,6 @@ from .rows import Largest
 from .sequence_pages import SequencePages
 from .transaction import Reservation, Transaction
 
-Words = NDArray[np.uint32]
 MAX_LAYERS: Final = 1 << 16
 
 
@@ -103,11 +102,6 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return 4 * tiles * k_words, 4 * tiles * v_words
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes of K and V that a token takes over all layers."""
-        return self.num_layers * self.shape.kv_bytes_per_token(self.dtype)
-
-    @property
     def capacity(self) -> int:
         """Tokens over all sequences, as the cache was asked for."""
         return self.pool.asked
@@ -145,8 +139,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
             raise closed_device(self.device.info)
 
     def settle(self) -> None:
-        """Under the lock, before a call looks at sequences: complete the call that was submitted before it, and undo an
-        interrupted one."""
+        """Complete a submitted call, undo an interrupted one. Calls do so under the lock before they see sequences."""
         if self.unfinished is not None:
             self.unfinished.complete()
         if self._current:
@@ -170,7 +163,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return [sequence for sequence in self._live if not sequence.pages.closed]
 
     def admit(self, sequence: Any) -> None:
-        """A new sequence counts from here on. LimitError, and its pages are freed: max_sequences are live."""
+        """Count a new sequence. LimitError, after which its pages are free: max_sequences are live."""
         if self.max_sequences is not None and (live := len(self.living)) >= self.max_sequences:
             sequence.pages.free()
             raise LimitError(
@@ -238,9 +231,9 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return self.shape.kv_heads * self.row.words
 
     def transaction(self) -> Transaction:
-        """The transaction of a call that begins; the call ``commit``s it and then calls ``end``.
+        """A transaction for a call, which must ``commit`` it and then call ``end``.
 
-        Where an interrupt cuts its clean-up short, too, the next call rolls it back.
+        If an interrupt cuts the call's clean-up short, the next call rolls the transaction back.
         """
         self._current = transaction = Transaction()
         return transaction
@@ -264,7 +257,7 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
     def write_values(
         self, table: Words, layer: int, reservation: Reservation, k: NDArray[Any], v: NDArray[Any]
     ) -> None:
-        """Upload stored values k, v (n, kv_heads, head_dim) to the places of the reservation, whose table this is."""
+        """Upload stored values k, v (n, kv_heads, head_dim) to the places of the reservation. table: its pages."""
         scales = self.scales_of(layer)
         if not self.layout.encodes(len(k)):
             self.write_rows(table, layer, reservation, rows.encode(k, v, self.shape, self.dtype, scales))
@@ -272,14 +265,14 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         self.mover.append_values(layer, reservation.start + np.arange(len(k)), table, (k, v), scales)
 
     def write_rows(self, table: Words, layer: int, reservation: Reservation, words: Words) -> None:
-        """Upload rows (n, kv_heads, words) to the places of the reservation, whose table this is."""
+        """Upload rows (n, kv_heads, words) to the places of the reservation. table: its pages."""
         self.mover.append(layer, reservation.start + np.arange(len(words)), table, words)
 
     def read_pages(self, pages: SequencePages, layer: int, begin: int, end: int) -> Words:
         """The rows [begin, end) of a sequence's layer as they are stored, (n, kv_heads, words)."""
         return self.mover.gather(layer, np.arange(begin, end), np.array(pages.table, np.uint32))
 
-    def copy_pages(self, copies: list[tuple[int, int, int]]) -> None:
-        """Copy pages (source, target, ...) of every layer."""
-        for source, target, _ in copies:
-            self.mover.copy(source, target)
+    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        """Copy pages (source, target) of every layer."""
+        for pair in copies:
+            self.mover.copy(*pair)

@@ -3,11 +3,10 @@
 A row is one token's K and V of every KV head, (kv_heads, words): per KV head K values, V values, K scales, V scales,
 in uint32 words (see shaders/attend/words.glsl).
 
-Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the
-first in the lowest bits; behind the values lie the words that blocks share: scales two a word, or scale and
-minimum in a word, the last word filled up, then a word of fifth bits per block, bit i its dimension i's.
-fp8_e4m3 (OCP 8-bit floating point, 2023) stores x / scale, rounded to float32 and then to nearest even, and stands for
-that value times the scale of the head.
+Block types quantize as ``blocks`` says. In tiles and rows values follow each other by dimension, the first in the
+lowest bits; after the values come the words that blocks share: scales, two a word, or scale and minimum in a word, the
+last word filled up, then a word of fifth bits per block, bit i for its dimension i.
+fp8_e4m3 (OCP, 2023) stores x / scale, rounded to float32, then to nearest even: the value over the head's scale.
 """
 
 from __future__ import annotations
@@ -19,22 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..canonical.constants import MAX_INPUT, MIN_INPUT
-from ..canonical.state import as_input
+from ..canonical.state import F32, as_input
 from ..checks import BFLOAT16, check_array
 from ..errors import DTypeError, ValueRangeError
+from ..kernels.records import Words
 from ..limits import BLOCK
 from ..shapes import AttnShape, row_format
 from ..storage import F16_MAX, FP8_MAX, GROWTH, STORAGE, StorageType, storage_types
 from . import blocks
 
-F32 = NDArray[np.float32]
-Words = NDArray[np.uint32]
-
 _FLOAT16: Final = np.dtype(np.float16)
 _FLOAT32: Final = np.dtype(np.float32)
 _F32_MOST: Final = int(np.float32(MAX_INPUT).view(np.uint32))
 _F32_LEAST: Final = int(np.float32(MIN_INPUT).view(np.uint32))
-# By dtype, as bits: all of a magnitude, and 1; the largest magnitude that is taken, and the least that is not flushed.
+# By dtype, as bits: the mask of a magnitude, and 1; the largest accepted magnitude, and the least that is not flushed.
 _BOUNDS: Final[dict[np.dtype[Any], tuple[NDArray[Any], NDArray[Any], int, int]]] = {
     _FLOAT16: (np.array(0x7FFF, np.uint16), np.array(1, np.uint16), 0x7BFF, 0),  # none would be flushed
     BFLOAT16: (np.array(0x7FFF, np.uint16), np.array(1, np.uint16), _F32_MOST >> 16, _F32_LEAST >> 16),
@@ -84,8 +81,8 @@ def _first(mask: NDArray[np.bool_]) -> tuple[tuple[int, ...], str]:
 def checked_values(name: str, x: NDArray[Any]) -> tuple[NDArray[Any], float]:
     """float32, float16 or bfloat16 ``x`` with tiny values flushed, and its largest magnitude.
 
-    ValueRangeError names the first bad index. Magnitudes are compared as bits, whose order is that of the numbers, NaN
-    and infinities behind all of them; ``argmax`` finds the largest of few in a quarter of ``max``'s time.
+    ValueRangeError names the first bad index. Magnitudes are compared as bits, which order like the numbers, and put
+    infinities and NaN last; ``argmax`` finds the largest of few in a quarter of ``max``'s time.
     """
     if x.size == 0:
         return x, 0.0
@@ -110,7 +107,7 @@ def stored_values(
 
     An f16 cache takes float16, and a bf16 cache values that bfloat16 holds; with ``round_rows`` either rounds float32,
     float16 and bfloat16 to nearest even. Block types and fp8_e4m3 quantize. scale: (kv_heads,) of fp8_e4m3.
-    Returns float16 for f16 and bfloat16 for bf16; for the others float16 arrays as they are, all others as float32.
+    Returns float16 for f16, bfloat16 for bf16; for other types float16 arrays as they are, and all others as float32.
     """
     array, kind = check_array(name, x), STORAGE[dtype]
     if array.dtype not in _BOUNDS or (dtype == "f16" and array.dtype != _FLOAT16 and not round_rows):
@@ -172,8 +169,7 @@ def encode_into(
     out: Words, k: NDArray[Any], v: NDArray[Any], shape: AttnShape, dtype: str, scales: F32 | None = None
 ) -> None:
     """Write the rows of stored values k (n, kv_heads, head_dim) and v (n, kv_heads, v_head_dim) to ``out`` (n,
-    kv_heads, words), whose other words are 0. A latent shape has no v. scales: (2, kv_heads) of fp8_e4m3, K's and V's;
-    None for 1."""
+    kv_heads, words), whose other words are 0. A latent shape has no v. scales: (2, kv_heads) of fp8_e4m3, or None."""
     k_values, v_values, k_scales, v_scales = row_parts(out, shape, dtype)
     k_type, v_type = storage_types(dtype)
     k_factor, v_factor = (None, None) if scales is None else scales
@@ -260,8 +256,7 @@ def stored(
 
 
 def stored_scales(k: NDArray[Any], v: NDArray[Any], dtype: str) -> dict[str, NDArray[np.float16]]:
-    """k_scales and v_scales (n, kv_heads, blocks) of ``stored``'s values, for the oracle of arithmetic "integer"; types
-    of integers alone."""
+    """k_scales and v_scales (n, kv_heads, blocks) of ``stored``'s values, for the oracle of arithmetic "integer"."""
     words, shape = _held(k, v, dtype, False, False, None)
     parts, scales = row_parts(words, shape, dtype), []
     for values, shared, kind in zip(parts[:2], parts[2:], storage_types(dtype), strict=True):

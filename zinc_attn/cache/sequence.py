@@ -19,7 +19,7 @@ from .unseen import move_unseen
 
 
 class Kept(NamedTuple):
-    """The rows of a sequence that stay: all before ``start``, and ``sources``, which move to ``start`` and on."""
+    """The rows of a sequence that stay: all before ``start``, and ``sources``, which move to ``start``, start + 1, …"""
 
     start: int
     sources: NDArray[np.int64]
@@ -55,7 +55,7 @@ _stamps = itertools.count()
 
 
 def sequence_text(serial: int, pages: SequencePages) -> str:
-    """The text of a sequence's repr: its number, and its tokens, the least and the most of a layer in a step."""
+    """The text of a sequence's repr: its number, and its tokens, in a step the least and the most of a layer."""
     least, most = min(pages.lengths), max(pages.lengths)
     tokens = f"{least:,}" if least == most else f"{least:,} to {most:,}"
     return f"serial={serial}, {tokens} tokens{', freed' * pages.closed}"
@@ -103,8 +103,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
     def drop_last(self, n: int) -> None:
         """Take the last ``n`` tokens back, 0 <= n <= len(self): the rollback of speculative tokens.
 
-        Within a step the layers that are ahead lose the rows that other layers lack, too. ArgumentError: another n;
-        ClosedError: the sequence was freed.
+        Within a step the rows that other layers lack are lost, too. ArgumentError: another n; ClosedError: freed.
         """
         with self.cache.lock:
             self.cache.check_open()
@@ -138,7 +137,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
                 cache.end()
 
     def retract(self, layer: int, n: int) -> None:
-        """Keep the first ``n`` tokens of one layer, whatever the others have: undoes an append of that layer."""
+        """Keep the first ``n`` tokens of one layer, which undoes an append to that layer alone."""
         with self.cache.lock:
             self.cache.settle()
             self.pages.retract(layer, n)
@@ -164,7 +163,7 @@ class Sequence(Uncopied, instead="fork() shares its tokens, save() writes them t
         pages = self.pages.table if reservation is None else reservation.table
         known, array, stamp = self._table
         if known is not pages:
-            if reservation is not None and known is self.pages.table:  # a copy of memory, but for the new pages
+            if reservation is not None and known is self.pages.table:  # only the new pages are converted
                 grows = reservation.table_start == len(known)
                 array = np.concatenate([array[: reservation.table_start], np.array(reservation.new_pages, np.uint32)])
             else:

@@ -19,8 +19,7 @@ class State(NamedTuple):
     """A sequence's state at one moment.
 
     table: page ids in token order; lengths: tokens of each layer; closed: whether freed. largest: magnitudes that no
-    row exceeds; given_up: whether ``largest`` may come from rows that the sequence no longer has, or from another
-    sequence of a call.
+    row exceeds; given_up: whether ``largest`` may come from rows given up, or from another sequence of a call.
     """
 
     table: tuple[int, ...]
@@ -31,12 +30,12 @@ class State(NamedTuple):
 
 
 class Commit:
-    """Whether the changes of a call count; ``made`` is stored once, and all of them count with it."""
+    """Whether the changes of a call count. All of them count from the store of ``done`` on."""
 
-    __slots__ = ("made",)
+    __slots__ = ("done",)
 
     def __init__(self) -> None:
-        self.made = False
+        self.done = False
 
 
 class Change(Protocol):
@@ -56,8 +55,7 @@ class Change(Protocol):
 class SequencePages:
     """The block table and the layers' token counts of one sequence.
 
-    unseen: by layer, see the module ``unseen``.
-    A sequence that is garbage collected gives its pages back.
+    unseen: by layer, see the module ``unseen``. A sequence that is garbage collected gives its pages back.
     """
 
     def __init__(self, pool: PagePool, num_layers: int) -> None:
@@ -80,7 +78,7 @@ class SequencePages:
     def state(self) -> State:
         """The sequence's state, of one moment."""
         following = self._next  # read before _settled: whoever settles writes them in the other order
-        return following[0] if following is not None and following[1].made else self._settled
+        return following[0] if following is not None and following[1].done else self._settled
 
     @property
     def table(self) -> tuple[int, ...]:
@@ -131,9 +129,8 @@ class SequencePages:
         """The position of the first of ``count`` tokens that ``layer``, and the layers ``also`` of its length, append.
 
         Where all layers have the same length, any layer may append any count. Otherwise a step is under way: the
-        layers behind append exactly the count of the layers ahead, which wait.
-        StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError: no such layer;
-        ClosedError: freed.
+        shorter layers append exactly the count of the longer ones, which wait.
+        StepError: out of step, or a reservation is open; LimitError: beyond 2**24 tokens; ArgumentError, ClosedError.
         """
         self.check_idle()
         lengths = self.state[1]
@@ -146,9 +143,9 @@ class SequencePages:
                     f"length {start}, each once; append to every layer first, or truncate({low})"
                 )
         if start == high > low:
-            behind = lengths.index(low)
+            shortest = lengths.index(low)
             raise StepError(
-                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {behind} has length "
+                f"layer {layer}: got {count} tokens at length {start}, expected none yet, layer {shortest} has length "
                 f"{low}; append {high - low} to every layer that is behind first, or truncate({low})"
             )
         if start < high and count != high - start:
@@ -188,8 +185,7 @@ class SequencePages:
     def retract(self, layer: int, n: int) -> None:
         """Keep the first ``n`` tokens of one layer, 0 <= n <= its length, and the pages that some layer needs.
 
-        StepError where a page of the tokens given up is shared: they are the other sequence's too, so no append of this
-        one alone can be undone, and the layer's next rows would go there.
+        StepError: another sequence shares a page of the tokens given up, which the layer's next rows would overwrite.
         """
         self.check_idle()
         pages, lengths, *_ = self.state
@@ -219,7 +215,7 @@ class SequencePages:
         return (self.table, transaction.new_pages(self)) if transaction else (self.table,)
 
     def note(self, largest: Largest, given_up: bool) -> None:
-        """Set the magnitudes that no row exceeds, and whether rows with these may be gone."""
+        """Set the magnitudes that no row exceeds, and whether the rows that had them may be gone."""
         self._settle()
         self._settled = self._settled._replace(largest=largest, given_up=given_up)
 
@@ -228,17 +224,17 @@ class SequencePages:
         self._open = weakref.ref(transaction, self.pool.sequences.dead.append)
 
     def prepare(self, state: State, commit: Commit) -> None:
-        """From the store of ``commit.made`` on, ``state`` is the state."""
-        self._settle()  # a commit before this one was made, but an interrupt came before its end_commit
+        """From the store of ``commit.done`` on, ``state`` is the state."""
+        self._settle()  # a commit before this one is done, but an interrupt came before its end_commit
         self._next = state, commit
 
     def end_commit(self) -> None:
-        """The commit that ``prepare`` named was made: no reservation is open."""
+        """The commit that ``prepare`` named is done: no reservation is open."""
         self._settle()
         self._open = None
 
     def _settle(self) -> None:
-        """Forget a commit that was made, or was given up, under the lock; reading needs no such step."""
+        """Take over the state of a commit that is done, or forget a commit that was given up. Under the lock."""
         if self._next is not None:
             self._settled = self.state
             self._next = None

@@ -1,16 +1,17 @@
 """Rows as most engines keep them: K's bytes, filled up to words, then V's; block types are ggml's blocks.
 
-These functions convert them from and to the rows of ``rows.encode``.
+The functions convert such rows from and to the rows of ``rows.encode``.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.records import Words
 from ..shapes import AttnShape, Strides, row_format, strided_format
 from ..storage import StorageType, storage_types
 from . import blocks
 from .encoded import from_blocks, to_blocks
-from .rows import Words, row_parts
+from .rows import row_parts
 
 
 def from_rows(words: Words, shape: AttnShape, dtype: str, strides: Strides) -> Words:

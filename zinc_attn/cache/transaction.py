@@ -20,9 +20,9 @@ class Reservation:
     """The places of the rows of one sequence that a transaction writes.
 
     start: position of the first row; count: rows of each layer that is written; lengths: tokens of each layer from the
-    commit on; table_start: the first entry of the block table that changes, from there on it is ``new_pages``, page ids
-    in token order, the target of a copy included; table: the page ids from the commit on, the same object as the
-    sequence's from then on; replaced: the page ids that the sequence gives up by the commit.
+    commit on; table_start: the first entry of the block table that changes; new_pages: the page ids from that entry on,
+    in token order, the target of a copy included; table: the page ids from the commit on, which become the sequence's
+    own tuple; replaced: the page ids that the sequence gives up by the commit.
     """
 
     sequence: SequencePages
@@ -35,19 +35,18 @@ class Reservation:
     replaced: tuple[int, ...]
 
     @property
-    def copies(self) -> list[tuple[int, int, int]]:
-        """(source page, target page, tokens to keep): copy K and V of every layer before any row is written."""
-        keep = self.start % self.sequence.pool.page_size
-        return [(self.replaced[0], self.new_pages[0], keep)] if keep and self.new_pages and self.replaced else []
+    def copies(self) -> list[tuple[int, int]]:
+        """(source page, target page): copy K and V of every layer before any row is written."""
+        keeps = self.start % self.sequence.pool.page_size
+        return [(self.replaced[0], self.new_pages[0])] if keeps and self.new_pages and self.replaced else []
 
 
 class Transaction:
     """The reservations of a call: all of them count from ``commit`` on, or none of them ever does.
 
-    A sequence has a reservation in one open transaction at most, and changes in no other way until that has ended.
-    reservations: so far, in order; mark: what the commit stores.
-    As a context manager it commits on success and rolls back on any exception. An open one that is garbage collected
-    counts as rolled back.
+    A sequence has a reservation in one open transaction at most, and changes in no other way until its end.
+    reservations: so far, in order; mark: the object in which the commit makes its store. As a context manager a
+    transaction commits on success and rolls back on any exception. Garbage collection rolls an open one back.
     """
 
     def __init__(self) -> None:
@@ -58,7 +57,7 @@ class Transaction:
     @property
     def state(self) -> Literal["open", "committed", "rolled back"]:
         """Whether the rows count already, or never will."""
-        if self.mark.made:
+        if self.mark.done:
             return "committed"
         return "rolled back" if self._rolled_back else "open"
 
@@ -69,12 +68,10 @@ class Transaction:
     def reserve(self, sequence: SequencePages, layer: int, count: int, also: tuple[int, ...] = ()) -> Reservation:
         """Hold the pages to append ``count`` tokens (at least 1) to ``layer``; nothing else changes until the commit.
 
-        also: further layers, of the same length, to which the same commit appends as many.
-        A shared, partly filled page is copied. Where this transaction has replaced it in all its other holders, none of
-        which is longer, the last one writes in place. So reserve for short sequences first, and make the ``copies``
-        of every reservation before any row is written.
-        StepError: out of step, or a reservation of the sequence is open; CapacityError: too few free pages;
-        LimitError: beyond 2**24 tokens; ArgumentError: no such layer; ClosedError: freed.
+        also: further layers, of the same length, to which the same commit appends as many. A shared, partly filled page
+        is copied. The last holder writes in place if this transaction has replaced the page for all other holders, none
+        of them longer. So reserve for short sequences first, and make all ``copies`` before any row is written.
+        CapacityError: too few free pages; also the errors of ``SequencePages.check_append``.
         """
         start = sequence.check_append(layer, count, also)
         pages, lengths, *_ = sequence.state
@@ -94,8 +91,7 @@ class Transaction:
     def rewrite(self, sequence: SequencePages, start: int, count: int) -> Reservation:
         """Hold pages for ``count`` tokens of every layer in place of all tokens from ``start`` on.
 
-        No page of the sequence is written, so that a rollback leaves it as it was. Errors are those of ``reserve``;
-        the sequence must be in step.
+        No page of the sequence, which must be in step, is written: a rollback restores it. Errors: ``reserve``'s.
         """
         sequence.check_idle()
         pool, pages = sequence.pool, sequence.table
@@ -111,7 +107,7 @@ class Transaction:
         return self._hold(sequence, start, count, (end,) * sequence.num_layers, table_start, need)
 
     def _free(self, pool: PagePool, free: int) -> str:
-        """The free room, without the pages that this transaction holds, as the end of an error."""
+        """The end of an error: the free pages, without those that this transaction holds."""
         held = sum(len(reservation.new_pages) for reservation in self.reservations)
         beside = f" beside {held:,} that this call takes for other sequences" if held else ""
         return (
@@ -140,7 +136,7 @@ class Transaction:
             reservation.sequence.prepare(after, self.mark)
             if reservation.replaced and reservation.sequence.pool not in taken:
                 taken[reservation.sequence.pool] = reservation.sequence.pool.begin_update()
-        self.mark.made = True
+        self.mark.done = True
         for reservation in self.reservations:
             reservation.sequence.end_commit()
             if reservation.replaced:
@@ -149,14 +145,14 @@ class Transaction:
             pool.end_update(counts)
 
     def rollback(self) -> None:
-        """Pools and sequences are as before. After a commit, or a second time, it does nothing."""
+        """Make pools and sequences as before. After a commit, or a second time, it does nothing."""
         if self.state != "open":
             return
         pools = {reservation.sequence.pool for reservation in self.reservations if reservation.new_pages}
-        for pool in pools:  # so that an interrupt after the next store makes the pool count again
+        for pool in pools:  # an interrupt after the next store then makes the pool count again
             pool.drop_counts()
         self._rolled_back = True
-        for pool in pools:  # and so does a count that was made before the store
+        for pool in pools:  # a count that was made before the store is stale
             pool.drop_counts()
 
     def __enter__(self) -> Transaction:

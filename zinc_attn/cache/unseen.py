@@ -1,9 +1,8 @@
 """The magnitudes of a sequence's rows, of which calls need a bound, where they must be read from the device.
 
-Rows that a host's recording wrote, or that came from another shard, are read where a bound is needed first. All rows
-are read again where the bound refuses a call and may come from rows that the sequence gave up or never had.
-``SequencePages.unseen`` has, by layer, the first token that may be such a row. It may be too low, never too
-high: a fork takes it over, and whoever moves rows of a sequence to lower positions lowers it.
+Rows from a host's recording or from another shard are read when a call first needs a bound. All rows are read again
+where the bound refuses a call but may come from rows that the sequence gave up or never had. ``SequencePages.unseen``
+has, by layer, the first token that may be unread, never too high: a fork takes it over, a move of rows may lower it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,18 +20,18 @@ PIECE: Final = 4 << 20  # bytes of rows that are read and examined together
 
 
 def append_unseen(pages: SequencePages, layer: int, begin: int) -> None:
-    """Before the commit of a call: nobody has seen the rows that ``layer`` gets from token ``begin`` on."""
+    """Note, before a call's commit, that the magnitudes of ``layer``'s rows from token ``begin`` on are unknown."""
     pages.unseen[layer] = min(begin, pages.unseen.get(layer, begin))
 
 
 def move_unseen(pages: SequencePages, begin: int) -> None:
-    """Before the commit of a call that moves rows of every layer to token ``begin`` and on."""
+    """``append_unseen`` for a call that moves rows of every layer to tokens from ``begin`` on."""
     for layer in pages.unseen:
         append_unseen(pages, layer, begin)
 
 
 def examine(cache: ResidentRows, pages: SequencePages, layer: int) -> None:
-    """Read the rows of a layer that nobody has seen, and count them in the sequence's magnitudes.
+    """Read the unseen rows of a layer, and count them in the sequence's magnitudes.
 
     ValueRangeError: a value is one that no append takes.
     """
@@ -55,7 +54,7 @@ def examine(cache: ResidentRows, pages: SequencePages, layer: int) -> None:
 def within(cache: ResidentRows, sequences: Iterable[SequencePages], check: Callable[[Largest], None]) -> None:
     """``check`` the largest magnitudes of the rows of ``sequences``, which ``examine`` has seen.
 
-    If it refuses and the magnitudes may be of rows that are gone, the present rows decide.
+    If ``check`` refuses and the magnitudes may come from rows that are gone, the present rows decide.
     """
     try:
         return check(_largest(sequences))

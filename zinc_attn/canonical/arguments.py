@@ -13,8 +13,8 @@ from ..limits import MAX_CONTEXT
 from . import constants
 from .constants import BIASES
 from .score_bound import ScoreBound, largest
+from .state import F32
 
-F32 = NDArray[np.float32]
 MAX_WINDOW: Final = 1 << 62  # positions are int64
 
 
@@ -51,14 +51,13 @@ def checked_arrays(q: Any, k: Any, v: Any, dtypes: tuple[str, ...]) -> tuple[NDA
 
 
 def _check_magnitudes(name: str, x: NDArray[Any]) -> None:
-    """Python's floats are compared: beside a float16 array, NumPy would make the bound an infinity."""
+    """Refuse magnitudes beyond MAX_INPUT, compared as Python's floats: float16 would round the bound to inf."""
     if not largest(x) <= constants.MAX_INPUT:  # false for NaN too
         raise ValueRangeError(f"{name}: got a NaN, an infinity or a magnitude beyond 2**60, expected none")
 
 
 def check_scale(scale: Any, head_dim: int) -> float:
-    """A factor that float32 holds to full precision, by default 1 / sqrt(head_dim). Zero is refused: all keys would
-    weigh the same."""
+    """A factor that float32 holds to full precision, by default 1 / sqrt(head_dim), and never 0."""
     expected = "a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
     value = 1.0 / math.sqrt(head_dim) if scale is None else check_float("scale", scale, expected)
     if not 2.0**-126 <= abs(value) <= 2.0**126:
@@ -125,8 +124,8 @@ def log2_biases(biases: Mapping[str, Any], q_heads: int) -> dict[str, F32]:
 
 
 def check_mask(mask: Any, q_len: int, tokens: int) -> tuple[F32 | None, float]:
-    """(mask, largest magnitude that it adds). The mask (q_len, n) of the last n of ``tokens`` keys, float32, is added
-    to the scores, and is -inf where a row does not see a key; None for no mask."""
+    """(mask, largest magnitude that it adds). The mask (q_len, n) of the last n of ``tokens`` keys is float32 to add to
+    the scores, -inf where a row does not see a key; None for no mask."""
     array = None if mask is None else check_array("mask", mask, ("bool", "float32", "float16"))
     if array is None:
         return None, 0.0
@@ -173,7 +172,7 @@ def checked_options(  # noqa: PLR0913  (the arguments of an oracle)
     mask_slopes: Any,
     biases: Mapping[str, Any],
 ) -> Options:
-    """The options of a call with checked arrays; refused where they, or the scores, are not what ``attention`` says."""
+    """The checked options of a call with checked arrays. Refusals: see ``attention``; scores beyond the bound."""
     check_bool("causal", causal)
     (q_heads, head_dim), rows = q.shape[-2:], 1 if q.ndim == 2 else len(q)
     scale, window, softcap = check_scale(scale, head_dim), check_window(window), check_softcap(softcap)

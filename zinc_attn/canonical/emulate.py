@@ -66,7 +66,7 @@ def _weighted(p: F32, v: F32, scoring: _Scoring) -> F32:
 class _Scoring(NamedTuple):
     """scale: one factor, rounded once; mask: None, or float32 (q_len, tokens and more), see ``check_mask``.
 
-    fused: whether a product is rounded before it joins a sum.
+    fused: whether a product and its sum are rounded once.
     """
 
     scale: np.float32
@@ -82,8 +82,7 @@ class _Scoring(NamedTuple):
 class _Rows(NamedTuple):
     """The keys that each vector (query row and head) sees, and its position: each (vectors,).
 
-    A vector sees keys [first, limit). row: its query row; slopes: of its biases, in log2 units, by name; mask_factor:
-    the factor of a mask's values.
+    A vector sees keys [first, limit). row: its query row; slopes: of biases by name, log2 units; mask_factor: a mask's.
     """
 
     first: NDArray[Any]
@@ -169,14 +168,13 @@ def emulate(  # noqa: PLR0913  (public; all but q, k and v are keywords with a d
     v_scales: NDArray[Any] | None = None,
     **biases: Any,
 ) -> tuple[F32, F32]:
-    """The bits every kernel, layout, driver and device gives: (out, lse), float32.
+    """The bits of every kernel, layout, driver and device: (out, lse), float32.
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k: (tokens, kv_heads, head_dim); v: (tokens, kv_heads,
     v_head_dim); each float32, float16 or bfloat16. Semantics as in ``attention``; rows that see no key have 0 and -inf
     here, too. arithmetic: "canonical", or "fused", whose sums of q k and of the weighted values round each product and
     its sum at once; it takes about five times as long; or "integer", for which k and v are the values of a cache of
-    integers (q8_0, q4_0, q5_0, iq4_nl), and k_scales and v_scales (tokens, kv_heads, blocks) the scales of its blocks,
-    float16 or float32.
+    integers (q8_0, q4_0, q5_0, iq4_nl), and k_scales and v_scales (tokens, kv_heads, blocks) its blocks' float scales.
     """
     if not isinstance(arithmetic, str) or arithmetic not in ("canonical", "fused", "integer"):
         raise ArgumentError(f"arithmetic: got {shown(arithmetic)}, expected 'canonical', 'fused' or 'integer'")

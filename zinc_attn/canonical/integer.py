@@ -1,8 +1,8 @@
-"""Arithmetic "integer": both products of attention as sums of integers, which float32 holds, so that no order shows.
+"""Arithmetic "integer": both products of attention are sums of integers, which float32 holds exactly in any order.
 
 K and V are caches of integers times a scale per block of 32 dimensions, so k = scale * n with |n| <= 128. A row of q,
-and what the keys of a leaf weigh in a block of V, are rounded to 12 bits: integers of at most 2**11 times a power of
-two. 32 * 2**11 * 128 = 2**23 is a block's sum at most, 64 * 2**11 * 128 = 2**24 a leaf's.
+and a leaf's weights times the scales of a block of V, are rounded to 12 bits: integers of at most 2**11 times a power
+of two. A block's sum is at most 32 * 2**11 * 128 = 2**23, a leaf's 64 * 2**11 * 128 = 2**24.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stored(NamedTuple):
         return Stored(self.values[:, head], None if self.scales is None else self.scales[:, head])
 
     def padded(self, first: int, last: int, rows: int, dims: int) -> tuple[F32, F32 | None]:
-        """Tokens [first, last) as (rows, dims) and (rows, blocks), 0 behind the last token and dimension."""
+        """Tokens [first, last) as (rows, dims) and (rows, blocks), 0 after the last token and dimension."""
         parts = [np.zeros((rows, size), np.float32) for size in (dims, -(-dims // BLOCK))]
         for part, x in zip(parts, self, strict=True):
             if x is not None:
@@ -62,7 +62,7 @@ def integers(name: str, x: NDArray[Any], scales: Any) -> tuple[F32, F32]:
 
 
 def rounded(x: F32, axis: int) -> tuple[F32, F32]:
-    """x along ``axis`` as integers of at most 2**11 and the power of two that they are multiples of."""
+    """(x along ``axis`` as integers of at most 2**11, their power-of-two unit)."""
     top = np.abs(x).max(axis=axis, keepdims=True)
     exponent = np.where(top > 0, np.frexp(top)[1] - 1 - INTEGER_BITS, 0)
     return np.rint(x * np.ldexp(f32(1.0), -exponent)), np.ldexp(f32(1.0), exponent)
@@ -85,8 +85,7 @@ def dots(q: F32, keys: F32, scales: F32) -> F32:
 
 
 def weighted(p: F32, values: F32, scales: F32) -> F32:
-    """(leaves, vectors, dims) from weights (leaves, vectors, 64), integers (leaves, 64, dims), scales (leaves, 64,
-    blocks)."""
+    """(leaves, vectors, dims) from p (leaves, vectors, 64), values (leaves, 64, dims), scales (leaves, 64, blocks)."""
     sums = []
     for b in range(scales.shape[2]):
         u, unit = rounded(p * scales[:, None, :, b], 2)

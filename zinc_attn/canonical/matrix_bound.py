@@ -23,8 +23,8 @@ from .arguments import with_rows
 from .constants import BIASES, KEYS_PER_NODE
 from .reference import attention
 from .score_bound import largest
+from .state import F64
 
-F64 = NDArray[np.float64]
 _HALF: Final = 2.0**-10
 _SUM: Final = 2.0**-22
 _REST: Final = 2.0**-20

@@ -41,6 +41,10 @@ class PartialStateError(ArgumentError):
     """Partial states do not make up one call: a node is missing or there twice, or a part is of another call."""
 
 
+def _wrong(got: object, expected: str) -> PartialStateError:
+    return PartialStateError(f"partial state: got {got}, expected {expected}")
+
+
 @dataclass(frozen=True, eq=False)
 class PartialState:
     """Unnormalized attention of query rows over some nodes of 512 keys: the canonical fold's operands.
@@ -65,9 +69,9 @@ class PartialState:
         if self.sinks is not None:
             _check_field("sinks", self.sinks, "float32")
         if not isinstance(self.span, tuple) or len(self.span) != 2:
-            raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), node numbers")
+            raise _wrong(f"span {shown(self.span)}", "(first, end), node numbers")
         if any(isinstance(node, bool) or not isinstance(node, int) for node in self.span):
-            raise PartialStateError(f"partial state: got span {shown(self.span)}, expected (first, end), ints")
+            raise _wrong(f"span {shown(self.span)}", "(first, end), ints")
         check_text("call", self.call, "the name of what was attended")
 
     def __repr__(self) -> str:
@@ -102,18 +106,17 @@ class PartialState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PartialState:
-        """The inverse of ``to_bytes``. PartialStateError for anything else, down to a byte."""
+        """The inverse of ``to_bytes``. PartialStateError for any other bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise PartialStateError(f"partial state: got {type(data).__name__}, expected the bytes that to_bytes gives")
+            raise _wrong(type(data).__name__, "the bytes that to_bytes gives")
         data = bytes(data)  # a copy, since the owner may change the bytes
         try:
             return cls._decoded(data)
         except PartialStateError:
             raise
-        except ValueError as error:  # a TensorFileError among them
-            raise PartialStateError(
-                f"partial state: got {len(data):,} bytes that do not hold one ({error}), expected what to_bytes gives"
-            ) from error
+        except ValueError as error:  # also a TensorFileError
+            got = f"{len(data):,} bytes that do not hold one ({error})"
+            raise _wrong(got, "what to_bytes gives") from error
 
     @classmethod
     def _decoded(cls, data: bytes) -> PartialState:
@@ -121,15 +124,11 @@ class PartialState:
         header = decode_header(data[LENGTH_BYTES:size], len(data) - size)
         metadata = header.metadata
         if (metadata.get("format"), metadata.get("version")) != (FORMAT, VERSION):
-            raise PartialStateError(
-                f"partial state: got {plain(metadata.get('format'))!r} version {plain(metadata.get('version'))!r}, "
-                f"expected {FORMAT!r} version {VERSION!r}"
-            )
+            got = f"{plain(metadata.get('format'))!r} version {plain(metadata.get('version'))!r}"
+            raise _wrong(got, f"{FORMAT!r} version {VERSION!r}")
         kinds = {name: _TENSORS[name][1] for name in _TENSORS if name != "sinks" or name in header.tensors}
         if {name: tensor.dtype for name, tensor in header.tensors.items()} != kinds:
-            raise PartialStateError(
-                f"partial state: got tensors {plain(sorted(header.tensors))}, expected {list(kinds)}"
-            )
+            raise _wrong(f"tensors {plain(sorted(header.tensors))}", f"{list(kinds)}")
         arrays = {
             name: np.frombuffer(data[size + place.begin : size + place.end], _TENSORS[name][0]).reshape(place.shape)
             for name, place in header.tensors.items()
@@ -140,10 +139,8 @@ class PartialState:
         digest = hashlib.sha256(state._header(arrays, "0" * 64))
         digest.update(memoryview(data)[size:])
         if data[:size] != state._header(arrays, digest.hexdigest()):
-            raise PartialStateError(
-                f"partial state: got sha256 {plain(metadata.get('sha256'))}, expected {digest.hexdigest()}, and the "
-                "header that to_bytes writes; the bytes are damaged"
-            )
+            expected = f"{digest.hexdigest()}, and the header that to_bytes writes; the bytes are damaged"
+            raise _wrong(f"sha256 {plain(metadata.get('sha256'))}", expected)
         return state
 
     def check(self) -> None:
@@ -151,59 +148,46 @@ class PartialState:
         shape = self.o.shape
         for name, array in self._arrays().items():
             if array.dtype != _TENSORS[name][0]:
-                raise PartialStateError(f"partial state: got {name} of {array.dtype}, expected {_TENSORS[name][0]}")
+                raise _wrong(f"{name} of {array.dtype}", f"{_TENSORS[name][0]}")
         if self.o.ndim != 4 or self.m.shape != shape[:3] or self.l.shape != shape[:3] or self.nodes.shape != shape[1:2]:
-            raise PartialStateError(
-                f"partial state: got m {self.m.shape}, l {self.l.shape}, o {shape}, nodes {self.nodes.shape}, expected "
-                "(q_len, n, q_heads), twice, (q_len, n, q_heads, head_dim) and (n,)"
-            )
+            got = f"m {self.m.shape}, l {self.l.shape}, o {shape}, nodes {self.nodes.shape}"
+            raise _wrong(got, "(q_len, n, q_heads), twice, (q_len, n, q_heads, head_dim) and (n,)")
         if 0 in (shape[0], *shape[2:]):
-            raise PartialStateError(
-                f"partial state: got o {shape}, expected at least one query row, query head and head dimension"
-            )
+            raise _wrong(f"o {shape}", "at least one query row, query head and head dimension")
         first, end = self.span
         if not 0 <= first <= end <= MAX_NODES:
-            raise PartialStateError(
-                f"partial state: got span {plain(self.span)}, expected (first, end), at most {MAX_NODES} nodes"
-            )
+            raise _wrong(f"span {plain(self.span)}", f"(first, end), at most {MAX_NODES} nodes")
         if np.any(self.nodes[1:] <= self.nodes[:-1]) or np.any(self.nodes < first) or np.any(self.nodes >= end):
-            raise PartialStateError(
-                f"partial state: got nodes {plain(self.nodes.tolist())}, expected ascending numbers from {first} to "
-                f"{end - 1}"
-            )
+            raise _wrong(f"nodes {plain(self.nodes.tolist())}", f"ascending numbers from {first} to {end - 1}")
         if self.sinks is not None and self.sinks.shape != shape[2:3]:
-            raise PartialStateError(f"partial state: got sinks {self.sinks.shape}, expected {shape[2:3]}, one per head")
+            raise _wrong(f"sinks {self.sinks.shape}", f"{shape[2:3]}, one per head")
         self._check_values()
 
     def _check_values(self) -> None:
         """PartialStateError for numbers that no kernel makes: l and o of a state are sums of at most 512 weights."""
         if not isinstance(self.call, str) or not self.call.isprintable():
-            raise PartialStateError(f"partial state: got call {plain(repr(self.call))}, expected a printable text")
+            raise _wrong(f"call {plain(repr(self.call))}", "a printable text")
         if self.sinks is not None and not np.all(np.abs(self.sinks) <= _MAX_SINK):  # NaN is not, either
-            raise PartialStateError(f"partial state: got sinks {plain(self.sinks.tolist())}, expected at most 2**61")
+            raise _wrong(f"sinks {plain(self.sinks.tolist())}", "at most 2**61")
         empty = self.m == np.float32(constants.EMPTY_M)
         for name, x, most in (("m", self.m, _MAX_M), ("l", self.l, _MAX_L), ("o", self.o, _MAX_O)):
             size = np.where(empty, np.float32(0), x) if name == "m" else x
             least, largest = (size.min(), size.max()) if size.size else (np.float32(0), np.float32(0))  # NaN, if in x
             if not (least >= (0 if name == "l" else -most) and largest <= most):
-                raise PartialStateError(
-                    f"partial state: got {name} from {least:g} to {largest:g}, expected finite numbers "
-                    f"{'from 0 to' if name == 'l' else 'of a magnitude up to'} {most:g}"
-                )
+                expected = f"finite numbers {'from 0 to' if name == 'l' else 'of a magnitude up to'} {most:g}"
+                raise _wrong(f"{name} from {least:g} to {largest:g}", expected)
         if np.any(self.m != np.rint(self.m)):
-            raise PartialStateError("partial state: got an m that is no integer, expected integers in log2 units")
+            raise _wrong("an m that is no integer", "integers in log2 units")
         if np.any(empty != (self.l == 0)) or np.any(self.l[~empty] < _MIN_L) or np.any(self.o[empty] != 0):
-            raise PartialStateError(
-                f"partial state: got an l that does not fit its m, expected at least {_MIN_L:g}; in a state of no "
-                f"keys, m = {constants.EMPTY_M:g}, l and o are 0"
-            )
+            expected = f"at least {_MIN_L:g}; in a state of no keys, m = {constants.EMPTY_M:g}, l and o are 0"
+            raise _wrong("an l that does not fit its m", expected)
 
 
 def _check_field(name: str, value: Any, dtype: str) -> None:
-    """Refuse what is no plain array of a native dtype; ``PartialState.check`` looks at shapes and values."""
+    """Refuse a value that is no plain array of a native dtype; ``PartialState.check`` looks at shapes and values."""
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray) or value.dtype != np.dtype(dtype):
         got = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else shown(value)
-        raise PartialStateError(f"partial state: got {name} {got}, expected a plain array of {dtype}")
+        raise _wrong(f"{name} {got}", f"a plain array of {dtype}")
 
 
 def gather(parts: Iterable[PartialState]) -> PartialState:

@@ -1,20 +1,16 @@
 """Numbers for ``primitives.comp`` and its results: the kernels' float functions, and how cached words are read.
 
-The words are drawn so that half of them are denormal float16, that fused products and sums would have other bits, and
-that no result depends on denormal float32.
+Half of the drawn words are denormal float16. Fusing would change bits; no result depends on denormal float32.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .constants import EMPTY_M
-from .state import State, ln, merge, pow2, reciprocal, tanh, weight
-
-Words = NDArray[np.uint32]
-F32 = NDArray[np.float32]
+from .products import Words
+from .state import F32, State, ln, merge, pow2, reciprocal, tanh, weight
 
 ROWS: Final = 64
 

@@ -1,9 +1,8 @@
 """Sums of products: each product is rounded before it joins its sum; in "fused" one rounding does both.
 
 NumPy has no float32 fused multiply-add. The product of two float32 numbers is exact in float64; its sum with a third
-rounds to 53 bits, and then to 24. That is one rounding of the exact sum, except where the first rounding gave a number
-halfway between two float32 numbers for a sum that is not halfway. In that case the first rounding is to odd (Boldo,
-Melquiond 2008).
+rounds to 53 bits, and then to 24. The result is the exact sum rounded once, except where the first rounding moved the
+sum to the middle of two float32 numbers. There the first rounding is to odd (Boldo, Melquiond 2008).
 """
 
 from typing import Any, Final
@@ -12,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constants import FUSED_SCALE
-from .state import F32, f32
+from .state import F32, F64, f32
 
-F64 = NDArray[np.float64]
 Words = NDArray[np.uint32]
 TRIPLES: Final = 2048
 _BELOW: Final = np.int64((1 << 29) - 1)  # the bits of a float64 that a float32 has no place for
@@ -87,12 +85,12 @@ def triple_words() -> tuple[Words, Words]:
 
 
 def triples() -> tuple[F32, F32, F32]:
-    """(TRIPLES,) numbers a, b, c, always the same, whose a * b + c tells apart where it is rounded.
+    """(TRIPLES,) numbers a, b, c, always the same, whose a * b + c shows at which steps a driver rounds.
 
     Their magnitudes are those of sums of attention: no exact sum has a bit below 2**-126. The index modulo 8 is a
-    triple's kind. c takes away all of the product's first 24 bits (0), or all but the last (1). c has any bits (2, 5 to
-    7). The product lies halfway between two float32 numbers, and c is far below it (3). c lies halfway, and the product
-    is half a unit of c but for its last bits (4).
+    triple's kind. 0: c cancels the product's first 24 bits; 1: all of these but the last. 2, 5 to 7: c has any bits.
+    3: the product lies halfway between two float32 numbers, and c is far below it. 4: c lies halfway, and the product
+    is half a unit of c but for its last bits.
     """
     rng = np.random.default_rng(2027)
     kind = np.arange(TRIPLES) % 8

@@ -13,10 +13,8 @@ from ..errors import ShapeError, ValueRangeError
 from .arguments import checked_arrays, checked_options, key_ranges, with_rows
 from .constants import BIASES
 from .score_bound import largest
-from .state import as_input
+from .state import F32, F64, as_input
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 _MOST: Final = float(np.finfo(np.float32).max)
 
 

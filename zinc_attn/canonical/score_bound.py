@@ -2,7 +2,7 @@
 
 In log2 units a score is dot * scale * log2(e), perhaps capped, plus slope * term of biases, plus mask * slope of masks.
 Below the bound none of these overflows float32, and no score of a key comes near EMPTY_M, the score of an absent key.
-The check stands where the factors meet, since each factor alone may be large.
+The check takes all factors together, since each of them alone may be large.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOG2E_MOST = 1.5  # log2(e), with room for roundings
 
 
 def largest(x: NDArray[Any] | None, default: float = 0.0) -> float:
-    """The largest magnitude of an array, 0 of an empty one; ``default`` where there is none."""
+    """The largest magnitude of an array, 0 for an empty array, ``default`` for None."""
     if x is None:
         return default
     return max(-float(x.min()), float(x.max())) if x.size else 0.0

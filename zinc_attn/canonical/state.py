@@ -1,8 +1,7 @@
 """Attention states (m, l, o) in NumPy float32, with the bits of ``state.glsl`` and ``floats.glsl`` in ``shaders/``.
 
 m is the maximum of the scores, an integer in log2 units; l the sum of the weights 2**(score - m); o the sum of the
-weighted values. NumPy's float32 add, subtract, multiply, maximum and rint round as IEEE 754 says and are never fused,
-which is all that the shaders' arithmetic needs.
+weighted values. NumPy's float32 add, subtract, multiply, maximum and rint round as IEEE 754 says and are never fused.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from . import constants
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 
 
 def f32(value: float) -> np.float32:

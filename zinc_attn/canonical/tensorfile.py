@@ -1,7 +1,7 @@
 """The safetensors container, written and read strictly with the standard library: an 8-byte length, JSON, data.
 
-Files are read into memory and never mapped, so that a file which another process cuts short is an error, no signal.
-The reader takes nothing on trust: sizes, places and numbers are checked before memory is taken for them.
+Files are read and never mapped, so that an error, not a signal, tells of a file that another process cuts short.
+The reader checks sizes, places and numbers before it takes memory for them.
 """
 
 import io

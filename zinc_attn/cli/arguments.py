@@ -91,8 +91,8 @@ class CommandParser(argparse.ArgumentParser):
     def flag(self, name: str, text: str) -> None:
         self.add_argument(name, action="store_true", help=text)
 
-    def path(self, name: str, text: str, default: Path | None = None) -> None:
-        self.add_argument(name, metavar="FILE", type=Path, default=default, help=text)
+    def path(self, name: str, text: str) -> None:
+        self.add_argument(name, metavar="FILE", type=Path, help=text)
 
     def number(self, name: str, text: str, default: int | None = None) -> None:
         """An option of an int; the default is said where there is one."""
@@ -174,7 +174,7 @@ def installed_runtimes() -> str:
 
 
 def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> list[Device]:
-    """Every device of ``names`` on every one of ``runtimes``, the text of --runtime, that it has, or on its default.
+    """Every device of ``names`` on each of its runtimes among ``runtimes``, the text of --runtime; None: its default.
 
     ``stack`` closes them. ArgumentError: a device has none of ``runtimes``.
     """
@@ -183,7 +183,7 @@ def open_devices(stack: ExitStack, names: list[Any], runtimes: str | None) -> li
     for name in names:
         native = find_device(name, chosen[0] if len(chosen) == 1 else None).native
         fitting = [runtime for runtime in chosen if runtime is None or native == (runtime == CPU)]
-        for runtime in fitting or chosen[:1]:  # which it has not
+        for runtime in fitting or chosen[:1]:  # the latter is refused
             devices.append(stack.enter_context(Device.open(name, runtime=runtime)))
     return devices
 

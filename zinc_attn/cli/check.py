@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if models:
         with ExitStack() as stack:
             devices = open_devices(stack, chosen_devices(args.device, args.runtime), args.runtime or "vulkan,cpu")
-            processor = open_oracle(stack, args.oracle or "numpy", devices)  # which takes less time there
+            processor = open_oracle(stack, args.oracle or "numpy", devices)  # NumPy takes less time for these
             entries, failed = check_models(devices, against, args.json, models, processor)
         write_record(args.record, entries)
         return int(failed)
@@ -122,7 +122,7 @@ def chosen_cases(args: argparse.Namespace) -> list[Case]:
 
 
 def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequence[Device]) -> None:
-    """Refuse a record of matrix units that is of no device of this run, whose bits it says nothing of."""
+    """Refuse a record of matrix units that is of no device of this run: only the same device has its bits."""
     known = any(is_of(source, device) for source in against for device in devices)
     if arithmetic == "matrix" and against and not known:
         origins = "; ".join(origin(maker(device)) for device in devices)
@@ -133,8 +133,7 @@ def check_sources(arithmetic: str, against: Mapping[str, Digests], devices: Sequ
 
 
 def chosen_devices(names: str | None, runtimes: str | None) -> list[Any]:
-    """The devices of --device: "all" that have one of --runtime, or indices or pieces of names; without it the best
-    one, None."""
+    """The devices of --device: "all" that have one of --runtime, indices, pieces of names; else the best, None."""
     if names == "all":
         native = {name.strip() == CPU for name in runtimes.split(",")} if runtimes else {False, True}
         return [d.index for d in list_devices() if d.native in native]

@@ -66,8 +66,8 @@ def run_calls(
 ) -> int:
     """Measure the calls of ``specs``, a group of one shape after the other, print and write the files; the exit status.
 
-    about: lines that say what is measured. figure_of: the field of the picture, and its title. show: prints the rows,
-    None for ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
+    about: the heading's lines. figure_of: the field of the picture, and its title. show: prints the rows, None for
+    ``print_measured``. beside: rows of an earlier run, which the picture shows, too.
     """
     if args.picture:
         need("matplotlib")
@@ -82,19 +82,19 @@ def run_calls(
         note_cpu(info)
         processor = open_oracle(stack, args.oracle, devices)
         judge: Judge = NativeOracle(processor) if processor else oracle
-        by = {"oracle": "cpu" if processor else "numpy"}
+        judged_by = {"oracle": "cpu" if processor else "numpy"}
         if not args.json:
             print(f"{info.name} ({info.driver}), {', '.join(runtimes)}\n{about}", flush=True)
         progress, rows = stack.enter_context(progress_bar()), list[Row]()
         for row in chain.from_iterable(measure(devices, group, progress=progress, judge=judge) for group in specs):
             rows.append(row)
             if args.json:
-                print_json([row.record() | by])
+                print_json([row.record() | judged_by])
     if not args.json:
         (show or print_measured)(rows)
     if all(row.status == "refused" for row in rows if row.runtime in runtimes):
         return 2  # an earlier run's files stay
-    records = [row.record() | by for row in rows]
+    records = [row.record() | judged_by for row in rows]
     shown = [record for record in (*records, *beside) if record["measure"] in ("call", "step", MODELED)]
     field, headline = figure_of
     notes = f"{about.replace(chr(10), '; ')}\n{info.name}, {info.driver}, through {', '.join(runtimes)}"

@@ -32,7 +32,7 @@ def need(package: str) -> None:
 
 
 def open_streams() -> None:
-    """Let stdout and stderr replace what their encodings lack, and put nothing in the place of closed ones."""
+    """Let stdout and stderr replace characters that their encodings lack; a closed stream becomes the null device."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  (until the end)
         setattr(sys, name, stream)
@@ -41,10 +41,7 @@ def open_streams() -> None:
 
 
 def stdout_trouble(write: bool = False) -> int | None:
-    """Flush stdout. write: with an empty line, since nothing may be buffered.
-
-    The status of the process where that is not taken, and a line on stderr that says why; otherwise None.
-    """
+    """Flush stdout; write: an empty line first. Where that fails, the process's exit status, and a line on stderr."""
     try:
         if write:
             print()
@@ -60,7 +57,7 @@ def stdout_trouble(write: bool = False) -> int | None:
 
 
 def _discard(stream: TextIO) -> None:
-    """Send what is still buffered nowhere, so that the interpreter's own flush at its end does not fail."""
+    """Send a stream's buffer to the null device, so that the interpreter's flush at exit does not fail."""
     with suppress(OSError, ValueError):  # a stream without a file descriptor buffers nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -114,10 +111,10 @@ def note_cpu(info: DeviceInfo) -> None:
 
 
 @contextmanager
-def progress_bar(what: str = "starting") -> Iterator[Progress]:
-    """A progress bar on stderr that begins with ``what``. Where stderr is no terminal, or without rich: lines."""
+def progress_bar() -> Iterator[Progress]:
+    """A progress bar on stderr; lines where stderr is no terminal, or without rich."""
     if importlib.util.find_spec("rich") is None or not sys.stderr.isatty():
-        with _progress_lines(what) as told:
+        with _progress_lines() as told:
             yield told
         return
     from rich.console import Console
@@ -127,14 +124,14 @@ def progress_bar(what: str = "starting") -> Iterator[Progress]:
     text = TextColumn("{task.description}", markup=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), text)
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total or None)
 
 
 @contextmanager
-def _progress_lines(what: str) -> Iterator[Progress]:
-    """Every QUIET_S seconds a line on stderr with what is being done, where that is not what the last one says."""
-    now, ended = [f"{what} …"], threading.Event()
+def _progress_lines() -> Iterator[Progress]:
+    """Every QUIET_S seconds a line on stderr that names the current work, unless the last line named it."""
+    now, ended = ["starting …"], threading.Event()
 
     def tell() -> None:
         said = ""

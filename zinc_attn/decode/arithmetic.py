@@ -51,7 +51,7 @@ def check_arithmetic(arithmetic: Any, device: Device, dtype: str, *shapes: AttnS
 
 
 def check_half_range(arithmetic: Arithmetic, largest_q: float, largest: Largest) -> None:
-    """Refuse values beyond float16 to matrix units: the largest |q| of a call, |k| and |v| of cache and new rows."""
+    """Refuse values beyond float16 for matrix units. largest: |k| and |v| of the cache and of new rows."""
     for name, size in (("q", largest_q), ("k", largest.k), ("v", largest.v)):
         if size > HALF_MAX:
             where = "a magnitude" if name == "q" else "a cache with a magnitude"

@@ -34,14 +34,14 @@ class Attention(Uncopied, instead="make one for the other cache"):
     with an int or None per layer. softcap: scores become softcap * tanh(score / softcap). sinks: float32 (q_heads,), a
     logit per query head that joins the softmax without a value; or (num_layers, q_heads), or a list with an array or
     None per layer. alibi: float32 (q_heads,), a slope per query head: scores become score - slope * |key's position -
-    row's position|. mask_slopes: float32 (q_heads,), what a call's mask is multiplied with, by query head (ggml's
-    ALiBi). cascade: keys that rows of a call share, in pages that sequences share or in rows of one sequence, are
-    attended for several of these rows at once: where it saves enough (None), wherever it can (True), or never (False).
-    arithmetic: "canonical"; "fused", in which a product and its sum round once, with the same bits on every device,
-    too; "integer", with the same bits likewise, whose sums are of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl;
-    "matrix", in which the device's matrix units multiply (float16 factors, float32 sums; K and V of a type that float16
-    holds), with bits that are one device's and driver's; or "matrix-prefill", which takes them for requests of at least
-    16 query rows times heads of a KV head alone. ArgumentError and its kinds for wrong arguments.
+    row's position|. mask_slopes: float32 (q_heads,), the factor of a call's mask by query head (ggml's ALiBi).
+    cascade: whether keys that rows of a call share, in pages that sequences share or within one sequence, are attended
+    for several rows at once: where that saves enough (None), wherever it is possible (True), or never (False).
+    arithmetic: "canonical", "fused" and "integer" have the same bits on every device: "fused" rounds a product and its
+    sum once, and the sums of "integer" are of integers, for K and V in q8_0, q5_0, q4_0 or iq4_nl. "matrix" uses the
+    device's matrix units (float16 factors, float32 sums; K and V of a type that float16 holds), with bits of its own on
+    each device and driver; "matrix-prefill" does so for requests of at least 16 query rows times heads of a KV head
+    alone. ArgumentError and its kinds for wrong arguments.
 
     For tools and tests: ``plan``, a function (tokens, q_len, window) -> SplitPlan, takes the place of the split rule;
     ``observer`` is called with every submission and its workspace before it is submitted.
@@ -138,8 +138,8 @@ class Attention(Uncopied, instead="make one for the other cache"):
         """Compile and record the programs of decode now, so that no later step has to. A second call makes none.
 
         tokens: keys that a sequence grows to at most; None: as many as the cache holds of ``batch`` sequences.
-        batch: sequences of one call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
-        or with a common beginning, may need more: what a call lacks it makes. ArgumentError: a number beyond these.
+        batch: sequences of a call; q_len: query rows of each, as many as it appends. Sequences of different lengths,
+        or with a common beginning, may need more programs, which their calls make. ArgumentError: beyond the cache.
         """
         batch = check_int("batch", batch, 1, self.cache.capacity)
         most = self.cache.capacity // batch
@@ -170,12 +170,11 @@ class Attention(Uncopied, instead="make one for the other cache"):
         return_lse (out, lse), lse ([q_len,] q_heads).
         A batch: ``seq`` a list, and q, k, v, out, lse, mask lists of arrays, one per sequence, lengths may differ;
         returns lists. Each output has the bits of the sequence attended alone.
-        out, lse: C-contiguous float32 arrays, or torch tensors on the CPU, of the results' shapes, which are written
-        in place of new ones and returned; they may be q's memory, but not each other's. allow_empty: rows that see no
-        key are no error, and have output 0 and lse -inf, or the sinks' lse.
-        A failed call leaves the cache, out and lse as they were; one that is interrupted may have written to out, lse.
-        ArgumentError and its kinds for wrong arguments; CapacityError: the new rows have no room; StepError: the layer
-        has rows that others lack.
+        out, lse: C-contiguous float32 arrays, or torch tensors on the CPU, of the results' shapes, which the call fills
+        and returns; they may share q's memory, but not each other's. allow_empty: rows that see no key are no error,
+        and have output 0 and lse -inf, or the sinks' lse.
+        A failed call leaves the cache, out and lse as they were; an interrupted call may have written to out, lse.
+        ArgumentError and its kinds for wrong arguments; CapacityError: no room; StepError: others lack its rows.
         """
         with self.cache.lock:
             return self._walk(batch, layer)
@@ -222,7 +221,7 @@ class Attention(Uncopied, instead="make one for the other cache"):
     def _walk(
         self, batch: CallBatch, layer: int, check: Callable[..., AttentionCall] = AttentionCall, wait: bool = True
     ) -> Any:
-        """The five steps of a call, and its results; without ``wait`` the PendingAttention that takes the last."""
+        """The five steps of a call, and its results; without ``wait`` the PendingAttention that makes the last step."""
         cache, runner = self.cache, self._runner
         cache.settle()  # completes what was submitted before, also where the call has no sequence
         runner.forget_last()
@@ -264,17 +263,17 @@ class Attention(Uncopied, instead="make one for the other cache"):
     ) -> RecordedAttention:
         """Record this call's operations at the end of a host's kp.Sequence; nothing is evaluated.
 
-        q: the host's kp tensor of float32 (q_len, q_heads, k_dim), zeros behind head_dim; rows: None to attend only, or
+        q: the host's kp tensor of float32 (q_len, q_heads, k_dim), zeros after head_dim; rows: None to attend only, or
         its tensor of the new tokens' rows as the cache stores them, ``rows.encode``'s layout (for f32: per token and KV
         head, K then V); max_tokens: the longest context that the recording serves, None for all that fit; allow_empty
         and causal as in a call; mask_keys: the last keys that a step's mask may have at most, with
         ``call.step(mask=...)``; steps without one may come in between.
         The call sees what the host wrote to q and rows before it. The host runs the sequence inside ``with
         call.step():``, must not use ``seq`` meanwhile, and records nothing into an evaluated sequence.
-        One thread at a time uses a manager's queue, as Vulkan asks. The values of a step, which the package does not
-        see, are the host's to check: q and rows as a call and an append take them, and max|q| * max|k| * head_dim *
-        max(1, 1.5 * |scale|, |scale| / softcap), and what biases and masks add to it, at most 2**96. Rows are read
-        back, and checked, by the next call that is no step on ``seq`` and this layer, or by save.
+        One thread at a time uses a manager's queue, as Vulkan asks. The host must check a step's values, which the
+        package does not see: q and rows as a call and an append take them, and max|q| * max|k| * head_dim * max(1,
+        1.5 * |scale|, |scale| / softcap), plus the addends of biases and masks, at most 2**96. The next call on ``seq``
+        and this layer that is no step, or a save, reads the rows back and checks them.
         """
         if not isinstance(self.device.runtime, HostSequences) or not self.device.runtime.hosted:
             name = self.device.runtime.name
@@ -284,8 +283,8 @@ class Attention(Uncopied, instead="make one for the other cache"):
                 "record: got arithmetic 'integer', whose q the host rounds; expected another, or a call"
             )
         for name, value, kind in (("sequence", sequence, "Sequence"), ("q", q, "Tensor"), ("rows", rows, "Tensor")):
-            made_by_kp = type(value).__module__.split(".")[0] == "kp" and type(value).__name__ == kind
-            if not made_by_kp and not (name == "rows" and value is None):
+            from_kp = type(value).__module__.split(".")[0] == "kp" and type(value).__name__ == kind
+            if not from_kp and not (name == "rows" and value is None):
                 raise ArgumentError(f"{name}: got {shown(value)}, expected a kp.{kind}")
         flags = check_bool("allow_empty", allow_empty), check_bool("causal", causal)
         options = RecordOptions(max_tokens, *flags, mask_keys)

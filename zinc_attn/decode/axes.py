@@ -15,8 +15,8 @@ _SWAPS: Final = ((0, 1), (0, 2), (1, 2))
 
 
 class _View(NamedTuple):
-    """An array as it is, or with two axes swapped. text: the expression that swaps them; names: of the given array's
-    axes, if the swap was meant; both are empty for the array as it is."""
+    """An array as it is, or with two axes swapped. text: the expression that swaps them; names: of the array's axes, if
+    it was meant swapped; both are empty for the array as it is."""
 
     shape: Axes
     text: str = ""
@@ -26,8 +26,8 @@ class _View(NamedTuple):
 def attention_shape(q: Axes, k: Axes, v: Axes) -> AttnShape:
     """The shape of a call on arrays of these shapes.
 
-    ShapeError: they do not fit each other; where they do with two axes of an array, or q and k, swapped, it says so.
-    ArgumentError: a size that no attention has.
+    ShapeError: they do not fit each other; the text names two axes of an array, or q and k, whose swap would make them
+    fit. ArgumentError: a size that no attention has.
     """
     try:
         return _shape_of(q, k, v)
@@ -60,8 +60,7 @@ def _shape_of(q: Axes, k: Axes, v: Axes) -> AttnShape:
 
 
 def _advice(q: Axes, k: Axes, v: Axes) -> str:
-    """The end of a refusal: the fewest arrays whose swapped axes make the call valid, k and v together counted as one;
-    empty where there are none."""
+    """The end of a refusal: the fewest arrays (k and v are one) whose swapped axes make the call valid; or empty."""
     if _fits(k, q, v):
         return "; q and k look swapped: the order is attention(q, k, v)"
     for views in _candidates(q, k, v):

@@ -76,7 +76,7 @@ class RecordedAttention(Uncopied, instead="record the call again"):
         """One grid serves every length up to max_tokens."""
         cache, info = self.runner.cache, self.runner.cache.device.info
         nodes = -(-self.max_tokens // KEYS_PER_NODE)
-        if self.window is not None:  # a span of keys that begins anywhere touches one node more than its length says
+        if self.window is not None:  # a span of keys may begin within a node, and so touch one node more
             nodes = min(nodes, -(-(self.window + self.q_len - 1) // KEYS_PER_NODE) + 1)
         most = info.max_items // self.q_len
         if most < 1:
@@ -134,8 +134,8 @@ class RecordedAttention(Uncopied, instead="record the call again"):
                     append_unseen(self.seq.pages, call.layer, self.seq.pages.length(call.layer))
 
     def _check(self, count: int, mask: Any) -> Mask | None:
-        """The words of the step's mask. LimitError beyond max_tokens or mask_keys; StepError where it appends another
-        number of rows than ``count``; ArgumentError where a query row sees no key."""
+        """The words of the step's mask. LimitError: beyond max_tokens or mask_keys; StepError: ``count`` is not the
+        number of rows that this call appends; ArgumentError: a query row sees no key."""
         length = self.seq.pages.length(self.layer)
         tokens = length + self.count
         if tokens > self.max_tokens:

@@ -34,7 +34,7 @@ _default_lock = threading.Lock()
 
 
 def default_device() -> Device:
-    """The device that ``attention`` opens when it is given none; kept open, and opened anew after close() or fork()."""
+    """The default device of ``attention``, which stays open; after close() or fork() it is opened again."""
     global _default  # noqa: PLW0603
     with _default_lock:
         if _default is None or _default[0] != os.getpid() or _default[1].closed:

@@ -59,8 +59,7 @@ class NodeRange:
 class PartialCall(AttentionCall):
     """A call of ``Attention.partial``, on one sequence.
 
-    tokens: of the whole sequence; span: its nodes [first, end) that some row sees; [begin, last): the nodes to attend,
-    as numbers of the nodes that the sequence holds.
+    tokens: of the whole sequence; span: its nodes [first, end) that rows see; [begin, last): held nodes to attend.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, *, nodes: NodeRange) -> None:
@@ -123,7 +122,7 @@ class PartialCall(AttentionCall):
         return state
 
     def _empty(self) -> PartialState:
-        """Empty states, with the identity of the call: states of one call fold together."""
+        """Empty states with the identity of the call, which allows only states of one call to be folded."""
         cache, request, scoring, q_len = self.runner.cache, self.request, self.scoring, len(self.request.q)
         empty = empty_state((q_len, len(self._attended), cache.shape.q_heads), cache.shape.v_head_dim)
         text = f"{cache.shape} {self.tokens} {q_len} {scoring.scale!r} {scoring.window} {scoring.softcap!r}"
@@ -143,7 +142,7 @@ class PartialCall(AttentionCall):
 
 
 def _held_nodes(nodes: NodeRange, there: int) -> tuple[Indices, int]:
-    """(nodes that the sequence holds, tokens of the whole sequence), which must fit the ``there`` tokens it has."""
+    """(held nodes, tokens of the whole sequence). ArgumentError: they contradict the ``there`` tokens of this part."""
     held = np.arange(-(-there // KEYS_PER_NODE)) if nodes.held is None else nodes.held
     tokens = there if nodes.tokens is None else nodes.tokens
     want = int(np.clip(tokens - held * KEYS_PER_NODE, 0, KEYS_PER_NODE).sum())

@@ -12,8 +12,7 @@ from ..checks import Uncopied
 class PendingAttention(Uncopied, instead="take its result()"):
     """A call of ``Attention.submit``. Its new rows count from ``result()`` on, or from the cache's next call on.
 
-    collect: takes the results after the device has finished, and may be called again; transaction: of the new rows,
-    where there are some; largest: their largest magnitudes.
+    collect: takes the results of a finished device, also twice; transaction, largest: of the new rows, or None.
     """
 
     def __init__(
@@ -25,7 +24,7 @@ class PendingAttention(Uncopied, instead="take its result()"):
         self._error: Exception | None = None
 
     def result(self) -> Any:
-        """Wait for the device, and return or raise what the call would have. A second call gives the same."""
+        """Wait for the device, and return the call's results, or raise its error; a second time the same."""
         with self._cache.lock:
             if self._cache.unfinished is self:
                 self._cache.settle()
@@ -34,11 +33,11 @@ class PendingAttention(Uncopied, instead="take its result()"):
                 raise self._error
             return self._result
         finally:
-            del self  # from the frame that the error keeps, so that the two go when they are dropped
+            del self  # the error keeps this frame; without ``self`` in it both are freed when they are dropped
 
     def complete(self) -> None:
-        """Under the cache's lock: wait, take the results, and let the new rows count; or keep the error and give their
-        pages back. Ctrl-C leaves it to be called again."""
+        """Under the cache's lock: wait, take the results, let the new rows count; or keep the error and give back the
+        new rows' pages. After Ctrl-C it may be called again."""
         self._error = None
         try:
             assert self._collect is not None

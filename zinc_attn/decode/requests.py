@@ -16,6 +16,7 @@ from ..cache.sequence import Sequence
 from ..cache.transaction import Reservation, Transaction
 from ..cache.unseen import examine, within
 from ..canonical.arguments import check_mask, key_ranges
+from ..canonical.state import F32
 from ..checks import check_array, check_bool
 from ..errors import ArgumentError, LimitError, ShapeError
 from ..kernels import declarations
@@ -24,8 +25,6 @@ from ..planning.inputs import Request
 from ..planning.items import Mask
 from .scoring import Scoring
 from .targets import NEW_ARRAYS, Target, check_targets
-
-F32 = NDArray[np.float32]
 
 
 @dataclass(eq=False, slots=True)
@@ -54,9 +53,9 @@ class CallRequest:
 
 
 class CallBatch(NamedTuple):
-    """A call's arguments: lists with an entry per sequence, None for those that are not given, and flags.
+    """A call's arguments: lists with an entry per sequence, None for missing arguments, and flags.
 
-    single: not a batch.
+    single: whether the call has a sequence in place of a list.
     """
 
     sequences: list[Any]
@@ -81,7 +80,7 @@ class CallBatch(NamedTuple):
     def check_mask(self, i: int, q_len: int, tokens: int, window: int | None, cache: KVCache) -> Mask | None:
         """The mask of sequence number ``i``, of ``tokens`` keys, as words, or None.
 
-        Rows that see no key are refused, but with ``allow_empty``.
+        Without ``allow_empty`` rows that see no key are refused.
         """
         mask = None
         if self.mask is not None:
@@ -137,7 +136,7 @@ S = TypeVar("S")
 def takes(
     arguments: Callable[P, tuple[CallBatch, int]],
 ) -> Callable[[Callable[[S, CallBatch, int], R]], Callable[Concatenate[S, P], R]]:
-    """Give a method the ``arguments`` of a call, which it gets as a CallBatch and a layer."""
+    """Give a method the parameters of ``arguments``, whose result, a CallBatch and a layer, is passed on to it."""
 
     def decorated(method: Callable[[S, CallBatch, int], R]) -> Callable[Concatenate[S, P], R]:
         @wraps(method)
@@ -157,9 +156,8 @@ def check_requests(
 ) -> tuple[list[CallRequest], float, Largest]:
     """The requests of a call of a layer, their largest |q|, and the largest magnitudes of its new rows.
 
-    The bound on scores counts all rows of the sequences in the layer. whole: tokens of the whole sequence where the
-    given one is a shard, else None. Typed refusals name the argument; only a lack of room in the cache is refused
-    later, by ``reserve_rows``.
+    The bound on scores counts all rows of the sequences in the layer. whole: tokens of the whole sequence where
+    ``batch`` has a shard, else None. Typed refusals name the argument; ``reserve_rows`` refuses a lack of room later.
     """
     requests, q_max, new_max, most, added = [], 0.0, Largest(), 0, 0.0
     batch.check_new(cache.shape.latent)
@@ -197,7 +195,7 @@ def check_requests(
 
 
 def check_once(sequences: Seq[Any], i: int) -> None:
-    """Refuse sequence number ``i`` of a call with new rows if it is in the list before."""
+    """Refuse sequence number ``i`` of a call with new rows if it also stands earlier in the list."""
     if sequences[i] in sequences[:i]:
         raise ArgumentError(
             f"seq: items {sequences.index(sequences[i])} and {i} are the same sequence, expected each once where k and "
@@ -244,8 +242,7 @@ def check_seen(q_len: int, keys: int, causal: bool = True, mask: Mask | None = N
 
 
 def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Transaction | None:
-    """Reserve pages for the requests' new rows, and copy the shared pages that they would be written to. None where
-    there are no new rows."""
+    """Reserve pages for the requests' new rows, and copy the shared pages among them; None: there are no new rows."""
     if not requests or requests[0].new is None:  # then no request has new rows
         return None
     transaction = cache.transaction()
@@ -259,7 +256,7 @@ def reserve_rows(cache: KVCache, requests: list[CallRequest], layer: int) -> Tra
 
 
 def check_q(cache: KVCache, q: Any) -> tuple[NDArray[Any], float]:
-    """(q_len, q_heads, head_dim) values and the largest magnitude; indices in errors are as the caller counts them."""
+    """(values (q_len, q_heads, head_dim), largest magnitude). Errors have indices of the caller's array."""
     array, shape = check_array("q", q), cache.shape
     want = (shape.q_heads, shape.head_dim)
     if array.ndim not in (2, 3) or array.shape[-2:] != want or len(array) == 0:

@@ -1,7 +1,7 @@
 """Steps 2 to 4 of a call: plan its submissions, and fill and run a workspace for each.
 
-The plan of an earlier call may serve a steady call, see ``planning.steady``: plans are kept. If the workspace still has
-the plan's words, only the lengths in them are changed.
+Plans are kept, since the plan of an earlier call may serve a steady call (``planning.steady``). If the workspace still
+has the plan's words, only the lengths in them are changed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..cache.unseen import within
+from ..canonical.state import F32
 from ..errors import ZincAttnError
 from ..kernels.records import ITEM, ROW, no_records
 from ..planning.arithmetic import EXACT, Arithmetic
@@ -32,7 +32,6 @@ from .scoring import LayerScorings
 from .targets import NEW_ARRAYS
 from .workspace import PagedStorage, SharedTensors, Tensors, Workspace
 
-F32 = NDArray[np.float32]
 Observer = Callable[[Submission, Workspace], None]
 _KEPT: Final = 64  # plans of steady calls
 
@@ -40,8 +39,7 @@ _KEPT: Final = 64  # plans of steady calls
 class CallRunner:
     """Runs the calls of an ``Attention``: its workspaces, recordings and steady calls.
 
-    layout: the split layouts by (tokens, q_len, window); observer: None, or called with every submission and its
-    workspace before it is submitted.
+    layout: the split layouts by (tokens, q_len, window); observer: see ``Attention``, or None.
     """
 
     def __init__(
@@ -93,17 +91,17 @@ class CallRunner:
         return self._counted + (self.last.keys_read() if self.last is not None else 0)
 
     def forget_last(self) -> None:
-        """Before a call, and after a failed one: nothing is counted.
+        """Count nothing, before a call and after a failed one.
 
         Recordings that a failed call left in a ``together`` block are sent, before a later call writes other words.
         """
         if self.last is not None and self.last.queued is not None and self.last.queued.open:
-            with suppress(ZincAttnError):  # whoever reads the results hears of it
+            with suppress(ZincAttnError):  # reading the results raises it
                 self.last.queued.send()
         self.last, self._counted, self.shared = None, 0, False
 
     def prepare(self, tokens: int, batch: int, q_len: int) -> None:
-        """Record, and run once on nothing, what decode of ``batch`` sequences of up to ``tokens`` keys submits."""
+        """Record the submissions that decode ``batch`` sequences of up to ``tokens`` keys; run each without rows."""
         cache, seen = self.cache, set[tuple[int, int]]()
         for layer, storage in enumerate(cache.layers):
             kind = storage.number, self.scorings.number[layer]
@@ -150,7 +148,7 @@ class CallRunner:
                 self.cache.write_values(table, call.layer, request.reservation, *request.new)
 
     def fill(self, submission: Submission, call: AttentionCall, steady: bool) -> Workspace:
-        """A workspace that holds a submission of a call. steady: the plan serves other calls, too."""
+        """A workspace with the words of a submission. steady: the plan serves other calls, too."""
         if self.last is not None:  # count it before its words are written again
             self._counted, self.last = self.keys_read, None
         workspace, requests = self._workspace(submission.key), call.requests
@@ -191,8 +189,7 @@ class CallRunner:
 class AttentionCall:
     """A call of ``Attention``, checked, and its results, gathered from submissions in any order.
 
-    requests: one per sequence; planned: the inputs of their plan, from ``plan`` on; largest: the largest magnitudes
-    of the new rows.
+    requests: one per sequence; planned: their plan's inputs, from ``plan`` on; largest: the new rows' magnitudes.
     """
 
     def __init__(self, runner: CallRunner, batch: CallBatch, layer: int, whole: int | None = None) -> None:
@@ -241,7 +238,7 @@ class AttentionCall:
 
     def results(self) -> Any:
         """The call's return value. After an interrupt it may be called again."""
-        delivers = self.batch.out is not None  # so nothing that lies in the device's memory is handed out
+        delivers = self.batch.out is not None  # then no array in the device's memory is handed out
         self.take(copy=not delivers)
         outs, lses = list[F32](), list[F32]()
         for i, request in enumerate(self.requests):

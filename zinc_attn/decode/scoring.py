@@ -1,4 +1,4 @@
-"""How scores are made and which keys count: ``scale``, ``window``, ``softcap`` and ``sinks``, checked."""
+"""The options of scores, checked: how scores are made and which keys count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.head_scales import kernel_scales
 from ..cache.kv_cache import KVCache
@@ -15,23 +14,17 @@ from ..canonical import arguments
 from ..canonical.constants import BIASES
 from ..canonical.emulate import score_scale
 from ..canonical.score_bound import ScoreBound
-from ..canonical.state import sink_scores
+from ..canonical.state import F32, sink_scores
 from ..checks import check_array
 from ..errors import ArgumentError
 from ..kernels import declarations
 from ..kernels.records import HeadValues
 
-F32 = NDArray[np.float32]
-
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """The checked ``scale``, ``window``, ``softcap``, ``sinks``, biases and ``mask_slopes``: how scores are made and
-    which keys count.
-
-    sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: the factors of fp8_e4m3's values,
-    see ``cache.head_scales``.
-    """
+    """The checked options. sinks, mask_slopes, biases by name: (q_heads,) float32 in log2 units; scales: the factors of
+    fp8_e4m3's values, see ``cache.head_scales``."""
 
     scale: float
     window: int | None = None
@@ -73,7 +66,7 @@ def check_sinks(sinks: Any, q_heads: int) -> F32 | None:
 
 
 class LayerScorings:
-    """The scoring of each layer of a cache; layers with equal ones share a number, and with it their recordings.
+    """The scoring of each layer of a cache. Layers with equal scorings share a number, and with it their recordings.
 
     common: scale, softcap and slopes of all layers. window: keys, None, or a list with one of these per layer;
     sinks: (q_heads,), (num_layers, q_heads), or a list with an array or None per layer.

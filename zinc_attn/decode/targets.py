@@ -4,17 +4,13 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ..canonical.state import F32
 from ..checks import check_output
 from ..errors import ArgumentError
 
-F32 = NDArray[np.float32]
-
 
 class Target(NamedTuple):
-    """The arrays for one sequence's results: like its q, and like q without head_dim; None for a new array."""
+    """The arrays for one sequence's results: out like its q, lse like q without head_dim; None for a new array."""
 
     out: F32 | None = None
     lse: F32 | None = None
@@ -30,7 +26,7 @@ NEW_ARRAYS: Final = Target()
 
 
 def check_targets(shapes: Seq[tuple[int, ...]], out: Seq[Any] | None, lse: Seq[Any] | None) -> list[Target]:
-    """The targets of calls whose q have ``shapes``; out, lse: an array for each, or None for new arrays.
+    """The targets of sequences with results out of ``shapes``; out, lse: an array for each, or None for new arrays.
 
     ArgumentError: an array cannot be written to as it is, or two of them overlap.
     """

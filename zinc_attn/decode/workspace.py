@@ -1,8 +1,8 @@
 """Step 3 of a call: a workspace takes the words of a submission, or patches the few that a steady call changes.
 
-A workspace belongs to a ``RecordingKey``: it has the buffers that a recorded submission of that key is bound to. The
-layers of a cache share it: their calls of one step differ in the page where the layer begins. Calls wait for each
-other, so workspaces of different keys share the larger tensors.
+A workspace has the buffers to which a recorded submission of its ``RecordingKey`` is bound. The layers of a cache share
+a workspace: their calls of one step differ in the page where the layer begins. Calls wait for each other, so workspaces
+of different keys share the larger tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..kernels.dispatches import (
     merge_call,
     move_call,
 )
-from ..kernels.records import ROW, Records, WorkBuffer
+from ..kernels.records import ROW, Records, Words, WorkBuffer
 from ..kernels.tuning import heads_together
 from ..planning.inputs import Request
 from ..planning.items import item_keys
@@ -41,7 +41,6 @@ from ..runtime.protocol import Buffer, Dispatch, Runtime, Use
 from ..shapes import AttnShape, filled_up, row_format
 from .scoring import Scoring
 
-Words = NDArray[np.uint32]
 Encode = Callable[[Words, NDArray[Any], NDArray[Any], int], None]  # as ``KVCache.encode_into``
 FIRST_PAGE: Final = list(declarations.HEADER).index("first_page")
 
@@ -90,7 +89,7 @@ class Tensors:
 
     @classmethod
     def of(cls, key: RecordingKey, pages: PagedStorage, tensors: Callable[[str, int, Use], Buffer]) -> Tensors:
-        """The tensors of a key's calls. tensors: makes one, by name, words and use."""
+        """The tensors of a key's calls. tensors: returns a tensor for a name, a number of words and a use."""
         words = TensorWords.of(key, pages)
         name, use = ("partials", Use.OUTPUT) if key.partial else ("states", Use.SCRATCH)
         rows = ("encoded", Use.SCRATCH) if words.values else ("rows", Use.INPUT)
@@ -132,8 +131,8 @@ class TensorWords:
 class Workspace:
     """Work words, on the host and in a buffer for every head slice of a layer, and the tensors of a key.
 
-    submission: the last one whose words it took; queued: the recordings of a ``together`` block that will run them;
-    steady: the words that a steady call sets, None while words are written, and where no later call can use them;
+    submission: the last submission whose words it took; queued: the recordings of a ``together`` block that will run
+    it; steady: the words that a steady call sets, None while words are written, and where no later call can use them;
     first_page: of the layer for which the buffers hold the words, None while they are written.
     """
 
@@ -186,10 +185,10 @@ class Workspace:
     # --- filling ------------------------------------------------------------------------------------------
 
     def fill(self, submission: Submission, layer: int, requests: Seq[Request] | None = None) -> None:
-        """Write the words of a submission that fits the key, for a layer, to the buffers, too.
+        """Write the words of a submission that fits the key, on the host and in the buffers of a layer.
 
         requests: the call's, if the submission is a whole plan that serves steady calls. If its words are there
-        already, only those that depend on the requests' keys and page tables are written.
+        already, only the words that depend on the requests' keys and page tables are written.
         """
         steady, self.steady = self.steady, None  # an interrupted call leaves words that the next one must fill again
         lengths = None if requests is None else [request.tokens for request in requests]
@@ -306,7 +305,7 @@ class Workspace:
         return pairs[..., 0], pairs[..., 1], o
 
     def spoil(self) -> None:
-        """NaN in the output, so that an element which no kernel writes cannot pass a tool's comparison."""
+        """Fill the output with NaN, so that an element which no kernel writes cannot pass a tool's comparison."""
         self.pages.device.runtime.write(self.tensors.out, np.full(self.tensors.out.nbytes // 4, 0x7FC0DEAD, np.uint32))
 
     def ran(self) -> Runtime:
@@ -378,7 +377,7 @@ def out_and_lse(words: Words, rows: int, shape: AttnShape) -> tuple[NDArray[np.f
 
 
 def _set_items(work: WorkBuffer, items: Records) -> None:
-    """Items of a submission, whose page tables count from the begin of the tables; the surplus ones have no nodes."""
+    """Write a submission's items, whose page tables count from the begin of the tables. Surplus items get no nodes."""
     work.items[: len(items)] = items
     work.items["page_table"][: len(items)] += np.uint32(work.tables_at)
     work.items["node_begin"][len(items) :] = work.items["node_end"][len(items) :] = 0

@@ -9,10 +9,10 @@ from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cache.kv_cache import KVCache
 from ..canonical.partial import PartialState
+from ..canonical.state import F32
 from ..checks import Uncopied
 from ..decode.attention import Attention
 from ..decode.requests import CallBatch, call_arguments, check_q, takes
@@ -22,8 +22,6 @@ from .cache import ShardedKVCache
 from .call import Call
 from .fold import Fold
 from .ranks import pack_states, unpack_states
-
-F32 = NDArray[np.float32]
 
 
 class Folder(Protocol):
@@ -41,8 +39,8 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
 
     cache: a ShardedKVCache; options: scale, window, softcap, sinks, alibi, mask_slopes and arithmetic of ``Attention``,
     whose errors they have; with matrix units the bits are those of ``Attention`` where all devices are alike.
-    sent_bytes: the partial states that this rank gave to the others; fold: what folds the partial states, a Fold on the
-    first device, in whose place another Folder may be put.
+    sent_bytes: of the partial states that this rank gave to the others; fold: folds the partial states, a Fold on the
+    first device, which another Folder may replace.
     """
 
     def __init__(self, cache: ShardedKVCache, **options: Any) -> None:
@@ -61,9 +59,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
     def __call__(self, batch: CallBatch, layer: int) -> Any:
         """Append k, v to ``seq``, then attend. Arguments, results and errors are those of ``Attention``.
 
-        For a batch, ``seq`` is a list, and q, k, v, out, lse and mask are lists of arrays, one per sequence, whose
-        lengths may differ; the results are lists, too. The partial states of all sequences travel in one exchange. A
-        failed call leaves the cache, out and lse as they were.
+        A batch's partial states travel in one exchange. A failed call leaves the cache, out and lse as they were.
         """
         with Call.of(self.cache, "attend") as call:
             if not batch.causal:
@@ -80,7 +76,7 @@ class ShardedAttention(Uncopied, instead="make one for the other cache"):
         return batch.shaped(outs, lses)
 
     def _check(self, call: Call, batch: CallBatch) -> list[Target]:
-        """Check queries and masks, which every shard checks too, but without refusing rows that see no key of it."""
+        """Check queries and masks as for a whole sequence. A shard's own check lets rows see no key of the shard."""
         shard, attention = next(iter(self._attention.items()))
         cache, window = self.cache.shards[shard], attention.window_of(call.layer)
         for i, (q, end) in enumerate(zip(batch.q, call.ends, strict=True)):

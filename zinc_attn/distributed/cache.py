@@ -39,12 +39,12 @@ class ShardedKVCache(Shards):
     """A KVCache whose sequences lie on several devices.
 
     devices: open Devices, of one vendor or of several; weights: shares of the nodes, None for the devices' free memory
-    (the memory bandwidth of each device balances the time instead); capacity: tokens over all sequences, see below; the
-    other arguments are those of ``KVCache``, with page_size at most 512.
+    (with the devices' memory bandwidth as weights, they take equal time); capacity: tokens over all sequences, see
+    below; the other arguments are those of ``KVCache``, with page_size at most 512.
 
     A node is allocated when its first token comes. It goes to the shard that lacks most of its share of all sequences'
     nodes, so many short sequences fill the shards as one long sequence does. A sequence of n tokens has ceil(n / 512)
-    nodes. A full node that forks share counts once; a partly filled one counts once for each of them, on one shard.
+    nodes. A full node that forks share counts once; a partly filled node counts for each fork, on one shard.
 
     An append never finds a shard full as long as the sequences have never had more than ``capacity`` / 512 nodes at a
     time, and were forked, and cut within what forks share, at multiples of 512 tokens. Otherwise appends succeed while
@@ -54,15 +54,15 @@ class ShardedKVCache(Shards):
     weight, and every rank makes the same calls with the same arguments. ``append`` and a call of ShardedAttention
     exchange a description of the call. Where the descriptions differ, or one rank fails before the exchange, every rank
     gets a RankError and nothing is appended; the rank that failed gets its own error. A rank that fails after the
-    exchange, in the fold, has not appended what the others have: they get the RankError in their next call, and so does
-    every rank in any call that finds the lengths to differ. A rank that leaves the ``with`` block by an error ends the
+    exchange, in the fold, lacks the rows that the others have appended: they get the RankError in their next call, and
+    every rank gets it in any call where the lengths differ. A rank that leaves the ``with`` block by an error ends the
     others, too, and waits at most ``timeout_s`` for them.
 
     A rank that is lost or late is noticed after ``timeout_s`` (that of Ranks where ``comm`` is one). The RankError
     cannot say which of several ranks it is, and every later call raises it, too, as the ranks are no longer in step.
     """
 
-    # Makes the cache of one shard; tests put another class or a staticmethod here.
+    # The class of a shard's cache; tests put another class or a staticmethod here.
     make_shard: ClassVar[Callable[..., KVCache]] = KVCache
 
     def __init__(  # noqa: PLR0913, RUF100  (the arguments of KVCache, and how the ranks are reached)
@@ -101,7 +101,7 @@ class ShardedKVCache(Shards):
             setup += "" if scales is None else f" scales={hashlib.sha256(scales.tobytes()).hexdigest()}"
             shares = ranks.agree(setup, shares[0])
         super().__init__(shape, num_layers, capacity, shares, ranks)
-        self.users: Registry[Any] = Registry()  # what close() must close first
+        self.users: Registry[Any] = Registry()  # objects that close() must close first
         local = range(len(shares)) if ranks is None else [ranks.rank]
         try:
             options = {"round_rows": rounds, "k_scale": k_scale, "v_scale": v_scale}
@@ -117,7 +117,7 @@ class ShardedKVCache(Shards):
 
     @property
     def free_tokens(self) -> int:
-        """Tokens for which nodes are free, the same on every rank. An append beyond them may find a shard full."""
+        """Tokens for which nodes are free, on every rank the same. A longer append may find a shard full."""
         with self.lock:
             return max(len(self.owners) - int(self.allocator.used.sum()), 0) * KEYS_PER_NODE
 
@@ -177,7 +177,7 @@ class ShardedKVCache(Shards):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Close the cache. Where this rank leaves by an error, the ranks that are in a call, or make one, get it."""
+        """Close the cache. If this rank leaves by an error, other ranks get the error in their current or next call."""
         try:
             if error is not None and self.ranks is not None:
                 self.ranks.leave(error)

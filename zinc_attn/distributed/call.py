@@ -1,4 +1,4 @@
-"""One call of a sharded cache: rows on their way to the shards, all of them or none, alike on every rank."""
+"""A call of a sharded cache, in which all rows reach their shards or none do, alike on every rank."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Call:
 
     pieces: the new rows of each sequence for each local shard, (None, None) where a shard gets none; sequences: the
     facts of each sequence that ranks compare; ends: the length of the layer in each sequence, with the new rows;
-    exchanged: whether the exchange of this call is over; moved: whether tokens of a sequence were moved or given up.
+    exchanged: whether the exchange of this call is over; moved: whether ``keep`` has moved or dropped tokens.
     """
 
     def __init__(self, cache: Shards, name: str) -> None:
@@ -71,7 +71,7 @@ class Call:
                 raise
 
     def _tell(self, error: BaseException) -> None:
-        """Tell the other ranks that the call failed here; they know an error that came from them."""
+        """Tell the other ranks that the call failed here. They already know the error of another rank."""
         ranks = self.cache.ranks
         if ranks is None or isinstance(error, RankError):
             return
@@ -141,8 +141,7 @@ class Call:
         self.sequences.append(SequenceDescriptor(seq.serial, begin, len(keys), rows, owners))
 
     def keep(self, seq: ShardedSequence, kept: Kept) -> None:
-        """Move the rows of a sequence as ``kept`` says, to free pages of each shard, and exchange rows that change
-        their shard."""
+        """Move a sequence's ``kept`` rows to free pages of each shard; to other shards they travel in the exchange."""
         cache, start, count = self.cache, kept.start, len(kept.sources)
         cache.touch(seq)
         self.transaction.rewrite(seq.lengths_of, start, count)  # first, as ``settle`` looks for the transaction there
@@ -187,7 +186,7 @@ class Call:
     def run_on_shards(self, task: Callable[[int], T]) -> dict[int, T]:
         """Run ``task`` on every local shard at the same time, and return its results by shard.
 
-        Where one fails, its error is raised after all of them have ended; a CapacityError names the full shard.
+        An error is raised after all tasks have ended; a CapacityError names the full shard.
         """
         shards = self.cache.shards
         free = {shard: cache.pool.free_pages for shard, cache in shards.items()}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 class SequenceDescriptor(NamedTuple):
     """One sequence of a call; the ranks compare it field by field.
 
-    serial, length, new: the number of the sequence, its tokens and the new ones; rows, owners, query: checksums of the
-    new k and v or of the numbers of kept rows, of the shards of its nodes, and of q with the scoring options.
+    serial: its number; length, new: all tokens, the new tokens; rows, owners, query: checksums of the new k and v or
+    of the numbers of kept rows, of the shards of its nodes, and of q with the scoring options.
     """
 
     serial: int
@@ -74,7 +74,7 @@ def differences(rank: int, theirs: CallDescriptor, first: CallDescriptor) -> Ite
 def _sequence_differences(
     rank: int, layer: int, sequence: SequenceDescriptor, other: SequenceDescriptor, counts_hint: str
 ) -> Iterator[str]:
-    """How sequence ``sequence`` of ``rank`` differs from ``other`` of rank 0; ``counts_hint``: where the counts do."""
+    """How ``sequence`` of ``rank`` differs from ``other`` of rank 0. counts_hint: advice if the counts differ."""
     name = f"sequence {sequence.serial}"
     described = f"{name} ({sequence.length:,} tokens, {sequence.new:,} new)"
     if sequence.serial != other.serial:

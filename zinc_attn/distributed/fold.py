@@ -4,9 +4,9 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..canonical.partial import PartialState, gather
+from ..canonical.state import F32
 from ..checks import Uncopied
 from ..decode.workspace import out_and_lse
 from ..errors import ArgumentError, ClosedError, ShapeError
@@ -17,8 +17,6 @@ from ..planning.padding import padded
 from ..runtime.device import Device
 from ..runtime.protocol import Buffer, Recording, Use
 from ..shapes import AttnShape, filled_up
-
-F32 = NDArray[np.float32]
 
 
 class _Workspace(NamedTuple):
@@ -32,9 +30,8 @@ class _Workspace(NamedTuple):
 class Fold(Uncopied, instead="make one for the other device"):
     """Folds partial states, wherever they were computed, on ``device`` by the second pass of the kernels.
 
-    shape: of the layer whose states they are. max_states: how many partial states one submission takes; further query
-    rows go into further submissions. Buffers and command buffers are kept between calls, until ``release`` or
-    ``close``.
+    shape: of the states' layer. max_states: partial states of a submission at most; further query rows go into further
+    submissions. Buffers and command buffers are kept between calls, until ``release`` or ``close``.
     """
 
     def __init__(self, device: Device, shape: AttnShape) -> None:

@@ -3,10 +3,8 @@
 Invariants: a node lies on one shard for as long as any holding has it; several holdings share full nodes only. Calls
 are not locked here: the owner of the allocator serializes them.
 
-An interrupt (Ctrl-C) between any two bytecodes leaves every call done or not done, and no node lost. The holdings alone
-say who holds what: each has one immutable tuple of nodes, which changes by one store. How many nodes each shard holds
-follows from these. A call that changes the counts takes them off the allocator first and puts them back at its end;
-where they are missing, or an owner was garbage collected, the next call counts the holdings again.
+An interrupt leaves every call done or not done, as in ``cache.pages``: each holding has one immutable tuple of nodes,
+which changes by one store, and the counts of nodes follow from the holdings.
 """
 
 import math
@@ -47,8 +45,7 @@ class Holding:
 class _Counts:
     """Numbers that follow from the holdings; changed only while they are off the allocator.
 
-    used: (shards,) the nodes on each shard, where a shared node counts once; holders: of each node, how many holdings
-    have it.
+    used: (shards,) the nodes on each shard, where a shared node counts once; holders: the holdings of each node.
     """
 
     __slots__ = ("holders", "used")
@@ -77,8 +74,8 @@ class _Counts:
 class NodeAllocator:
     """Gives each new node to the shard that lacks most of its weight's share of all nodes that are held.
 
-    A shard that holds its ``capacity``, in nodes, is passed over while another one has room. The same calls allocate
-    the same shards. An owner that is garbage collected gives its nodes back at once, or, with ``deferred``, when
+    A shard that holds its ``capacity``, in nodes, is passed over while another shard has room. Equal calls allocate
+    equal shards. An owner that is garbage collected gives its nodes back at once, or, with ``deferred``, when
     ``discard`` is called with its serial number: ranks collect a sequence at different times.
     """
 
@@ -122,7 +119,7 @@ class NodeAllocator:
     def truncate(self, holding: Holding, count: int, partial: bool) -> None:
         """Keep the first ``count`` nodes of ``holding``; ``partial`` says that the last of them is partly filled.
 
-        If that node is shared, a node of its own on the same shard replaces it, as later tokens come into it.
+        If that node is shared, a new node on the same shard replaces it, since later tokens come into it.
         """
         last = holding.nodes[count - 1] if partial else None
         if last is not None and self.is_shared(last):
@@ -179,8 +176,7 @@ class NodeAllocator:
 def deal(nodes: int, weights: Seq[float]) -> NDArray[np.int64]:
     """Return the shard of each of ``nodes`` nodes, (nodes,).
 
-    After any number of nodes each shard has its weight's share of them, within one node. The shard of a node changes no
-    output bit.
+    Each shard has its weight's share of any number of nodes, within one node. A node's shard changes no output bit.
     """
     share = _shares(weights)
     used, capacity = np.zeros(share.size, np.int64), np.full(share.size, np.inf)

@@ -22,7 +22,7 @@ from .descriptors import CallDescriptor, differences
 
 TIMEOUT_S: Final = 60.0  # how long a rank waits for the others in an exchange
 FINE, FAILED, FULL, LEFT = b"\0", b"\1", b"\2", b"\3"  # the first byte of a rank's part of an exchange
-NOTE_BYTES: Final = 512  # size of the note with which a rank that gives an exchange up tells the others why
+NOTE_BYTES: Final = 512  # of the note by which a rank tells the others why it gives an exchange up
 GRACE_S: Final = 5.0  # between the error of a rank and the end of all ranks, so that the others can print theirs
 LOST_STATUS: Final = 2  # exit status of a process that cannot finalize MPI because a rank is lost
 
@@ -44,9 +44,9 @@ def check_timeout(seconds: Any) -> float:
 
 
 def _outlive_others() -> None:
-    """Ignore SIGUSR1, which MPICH's mpiexec -disable-auto-cleanup sends to the ranks that outlive a killed one.
+    """Ignore SIGUSR1, which MPICH's mpiexec -disable-auto-cleanup sends to the ranks that outlive a killed rank.
 
-    Such a rank can then report the loss by its RankError. A handler that the program has installed stays.
+    A surviving rank can then report the loss by its RankError. A handler that the program has installed stays.
     """
     usr1 = getattr(signal, "SIGUSR1", None)
     if usr1 is not None and current_thread() is main_thread() and signal.getsignal(usr1) == signal.SIG_DFL:
@@ -62,15 +62,14 @@ class Ranks:
 
     comm: the communicator, which is duplicated; timeout_s: seconds that a wait for the others takes at most.
     lost: whether a rank gave an exchange up, or left by an error, so that no exchange can follow; exchanges: how many
-    were made so far, failed ones included; received_bytes: from the other ranks, so far; on_wait: called before
-    each wait for the others; tests put an observer there, or one that raises as an interrupt would.
+    were made so far, failed ones included; on_wait: called before each wait for the others; tests put an observer
+    there, or a function that raises as an interrupt would.
     """
 
     def __init__(self, comm: Any, timeout_s: float = TIMEOUT_S) -> None:
         if not all(hasattr(comm, name) for name in ("Idup", "Iallgatherv", "Iprobe")):
             raise ArgumentError(f"comm: got {shown(comm)}, expected an mpi4py communicator, such as MPI.COMM_WORLD")
-        timeout_s = check_timeout(timeout_s)
-        self.timeout_s, self.lost, self.received_bytes = timeout_s, False, 0
+        self.timeout_s, self.lost = check_timeout(timeout_s), False
         self.rank, self.size = int(comm.Get_rank()), int(comm.Get_size())
         self.exchanges = 0
         self.on_wait: Callable[[], None] = lambda: None
@@ -113,7 +112,7 @@ class Ranks:
                 self._gather(FAILED + f"{_named(error)}{late}".encode())
 
     def leave(self, error: BaseException) -> None:
-        """As ``fail``, for a rank that makes no further exchange. The others can make none either, unless all leave."""
+        """``fail`` for a rank that makes no further exchange. The others make none either, unless all ranks leave."""
         if not self.lost:
             with suppress(RankError):  # the caller raises this rank's own error
                 self._gather(LEFT + _named(error).encode())
@@ -154,11 +153,10 @@ class Ranks:
         starts = np.cumsum(sizes) - sizes
         received = np.empty(int(sizes.sum()), np.uint8)
         self._wait(self._comm.Iallgatherv(np.frombuffer(data, np.uint8), (received, (sizes, starts))))
-        self.received_bytes += sizes.nbytes - sizes.itemsize + received.nbytes - len(data)
         return [received[a : a + n].tobytes() for a, n in zip(starts, sizes, strict=True)]
 
     def _wait(self, request: Any, listen: Callable[[], None] | None = None) -> None:
-        """Wait for ``request``. RankError where it is not done in time: the communicator is of no use from then on."""
+        """Wait for ``request``. RankError: it is not done in time, after which the communicator is of no use."""
         deadline = time.monotonic() + self.timeout_s
         pause = 0.0
         self._late.append(request)
@@ -177,7 +175,7 @@ class Ranks:
         self._late.remove(request)
 
     def _give_up(self, why: str) -> None:
-        """Make no exchange any more, and tell the others, so that a rank that enters this one later does not wait."""
+        """Make no further exchange. Tell the others, so that a rank which enters this exchange later does not wait."""
         self.lost = True
         self._guard_exit()
         note = np.frombuffer(why.encode()[:NOTE_BYTES].ljust(NOTE_BYTES), np.uint8)
@@ -196,7 +194,7 @@ class Ranks:
             raise RankError(note.tobytes().decode(errors="replace").rstrip())
 
     def _guard_exit(self) -> None:
-        """End this process with ``LOST_STATUS`` at its exit where MPI's finalization waits for a rank that is gone."""
+        """At exit, end this process with ``LOST_STATUS`` if MPI's finalization waits for a rank that is gone."""
         if self._ending is not None:
             return
         self._ending = ending = Event()

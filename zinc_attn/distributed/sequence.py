@@ -1,9 +1,9 @@
 """A sequence whose nodes lie on several shards.
 
-The layer lengths of a sequence are the only truth about its tokens, and they change by one store: that of the commit
-of an append, or of a truncation. The tokens that each shard holds, and the nodes, follow from them. A call therefore
-names the sequences that it changes first (``Shards.touch``), and where it fails, or an interrupt cuts it short
-between any two bytecodes, ``settle`` brings the shards and the nodes back to what the lengths say.
+The layer lengths of a sequence are the only truth about its tokens. They change by one store: by the commit of an
+append, or by a truncation. The tokens of each shard, and the nodes, follow from them. A call therefore names the
+sequences that it is going to change (``Shards.touch``). After a failure, or an interrupt between any two bytecodes,
+``settle`` makes the shards and the nodes agree with the lengths.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ShardedSequence(Uncopied, instead="fork() shares its tokens"):
     def settle(self) -> None:
         """Give up the tokens and nodes beyond the layer lengths.
 
-        It can be cut short and done again. Nothing happens where the lengths are those of the shards already.
+        It can be cut short and done again. Nothing happens if the shards already have these lengths.
         """
         if transaction := self.lengths_of.open_transaction():
             for cache in self.cache.shards.values():

@@ -47,7 +47,7 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.created = 0
         self.lock, self._open = RLock(), True
         self.touched: tuple[weakref.ReferenceType[Changing], ...] = ()
-        # of a call that moves rows: its nodes from this number on are its own once the transaction was committed
+        # of a call that moves rows: after the commit, shared nodes of the holding from this number on are replaced
         self.moving: tuple[Transaction, Holding, int] | None = None
 
     def check_open(self) -> None:
@@ -76,13 +76,13 @@ class Shards(Uncopied, instead="make one on each rank"):
         self.touched = ()
 
     def keep_rows(self, seq: Any, rows: Any, last: int) -> None:
-        """``ShardedSequence.keep``; a call, which knows of sequences."""
+        """See ``ShardedSequence.keep``; ShardedKVCache has the call."""
         raise NotImplementedError
 
     def exchange(self, data: bytes, call: CallDescriptor) -> list[bytes]:
         """Return the ``data`` of every rank, by rank; see ``Ranks.exchange``.
 
-        The same exchange tells which sequences each rank has garbage collected. Those that all have are discarded.
+        The exchange also tells which sequences were garbage collected on each rank. Every rank discards all of them.
         """
         if self.ranks is None:
             return [data]

@@ -31,7 +31,7 @@ def generated(spirv: Path) -> dict[str, str]:
 
 
 def _groups() -> Iterator[str]:
-    """The kernels' grids as a function; a number of workgroups takes x and then y."""
+    """The kernels' grids as a C function. A grid of one formula counts workgroups, which take x and then y."""
     names = {kernel.params: kernel.name for kernel in records()}
     yield from (_SIZES, f"\n{GROUPS} {{", "    uint64_t x = 0, y = 0, z = 1;", "    switch (kernel) {")
     for kernel in GRAPH_KERNELS:
@@ -48,7 +48,7 @@ def _groups() -> Iterator[str]:
 
 
 def _units_tile() -> Iterator[str]:
-    """``UNITS_RULE`` as a function that fills in constants, of which the type and the matrices are given."""
+    """``UNITS_RULE`` as a C function: its caller sets the constants' type and matrices, it sets the tile."""
     known = {name: f"type->{name.lower()}" for name in ("VALUES", "HALVES", "MINIMUM")} | {"SUPERBLOCK": "SUPERBLOCK"}
     known |= {name: f"c->{name.lower()}" for name in ("MAT_M", "MAT_N", "MAT_K")}
     yield f"\n{UNITS_TILE} {{"

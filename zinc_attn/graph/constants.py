@@ -11,7 +11,7 @@ X_BLOCK: Final = 32  # values of x that share a scale
 SUPERBLOCK: Final = 256  # products of a row that are summed before they join the row's sum
 FLOAT_CHUNK: Final = 8  # products of float weights that are summed before they join the superblock's sum
 QUANTIZED_MIN: Final = 2.0**-60  # a block of x whose magnitudes are below counts as zero
-QUANTIZED_LARGE: Final = 2.0**64  # one whose magnitudes reach this is multiplied by 2**-64 before it is divided
+QUANTIZED_LARGE: Final = 2.0**64  # a block of x with such magnitudes is multiplied by 2**-64 before it is divided
 PRODUCT_MIN: Final = 2.0**-50  # smaller operands of float products count as zero
 MXFP4: Final = (0x03020100, 0x0C080604, 0xFDFEFF00, 0xF4F8FAFC)  # ggml's table, 16 int8: twice the values
 # Float functions and sums of rows
@@ -32,7 +32,7 @@ SIN_POLY: Final = (-0.166666552, 0.00833218824, -0.000195180823)
 COS_POLY: Final = (0.0416666456, -0.00138873106, 2.4432542e-05)
 TURN: Final = 6.283185307179586
 TURN_SMALL: Final = 0.5  # smaller angles in radians are not reduced
-# 1 / TURN: 32 zeros, then its bits behind the binary point
+# 1 / TURN: 32 zeros, then its bits after the binary point
 INVERSE_TURN: Final = (0x0, 0x28BE60DB, 0x9391054A, 0x7F09D5F4, 0x7D4D3770, 0x36D8A566, 0x4F10E410, 0x7F9458EA)
 GELU_A: Final = 0.044715
 GELU_B: Final = 0.7978845608028654  # sqrt(2 / pi)

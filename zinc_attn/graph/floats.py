@@ -1,7 +1,7 @@
 """Float functions of the graph's operations in NumPy, with the bits of ``shaders/graph/numbers.glsl``.
 
-Arguments are flushed numbers, infinities or NaN; results are not flushed yet. The shaders compute by integers what
-NumPy rounds correctly: quotients, roots, float16.
+Arguments are flushed numbers, infinities or NaN; results are not flushed yet. Shaders compute quotients, roots and
+float16, which NumPy rounds correctly, by integers.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from . import constants
 
 NAN, INF = f32(np.nan), f32(np.inf)
 U64 = NDArray[np.uint64]
-quietly = np.errstate(all="ignore")  # of functions that infinities and NaN pass through
+quietly = np.errstate(all="ignore")  # for functions through which infinities and NaN pass
 
 
 @quietly
@@ -86,7 +86,7 @@ def erf(x: F32) -> F32:
 
 
 def _cos_sin(z: F32, quarter: NDArray[np.uint64]) -> tuple[F32, F32]:
-    """cos and sin of z radians, at most an eighth of a turn, and so many quarters of a turn."""
+    """cos and sin of an angle: z radians, at most an eighth of a turn, plus ``quarter`` quarters of a turn."""
     square = z * z
     sine = z + (polynomial(square, constants.SIN_POLY) * square) * z
     cosine = (f32(1.0) - f32(0.5) * square) + (polynomial(square, constants.COS_POLY) * square) * square
@@ -101,7 +101,7 @@ def cos_sin_of_turns(phase: U64) -> tuple[F32, F32]:
     rest = phase - (quarter << np.uint64(62))
     negative = rest >> np.uint64(63) == 1
     size = np.where(negative, ~rest + np.uint64(1), rest)
-    zeros = np.zeros(size.shape, np.uint64)  # leading ones
+    zeros = np.zeros(size.shape, np.uint64)  # the leading zeros of ``size``
     for width in (32, 16, 8, 4, 2, 1):
         zeros = np.where(size << zeros >> np.uint64(64 - width) == 0, zeros + np.uint64(width), zeros)
     top = size << zeros >> np.uint64(32)

@@ -1,7 +1,6 @@
 """Operations that move elements, with the bits of shaders/graph/{move,to_blocks,get_weights}.comp.
 
-Arrays have ggml's dimension 0 last. Types without blocks are NumPy's (and ml_dtypes' bfloat16); of types with blocks an
-array is bytes (..., blocks, bytes of a block).
+Arrays have ggml's dimension 0 last. Types of blocks are bytes (..., blocks, bytes of a block), others NumPy's dtypes.
 """
 
 from collections.abc import Sequence
@@ -22,8 +21,8 @@ Array = NDArray[Any]
 DTYPES: Final[dict[str, Any]] = {
     "f32": np.float32, "f16": np.float16, "bf16": bfloat16, "i32": np.int32, "i16": np.int16, "i8": np.int8,
 }  # fmt: skip
-LEAST: Final = np.float32(MIN_INPUT)  # magnitudes below it are 0 where blocks are made
-UNFIT: Final = np.float16(np.nan)  # the float16 numbers of a block that has no others
+LEAST: Final = np.float32(MIN_INPUT)  # smaller magnitudes count as 0 in blocks
+UNFIT: Final = np.float16(np.nan)  # scale and minimum of a block with a NaN or a number out of range
 
 
 def repeat(x: Array, shape: Sequence[int], shift: Sequence[int] = (0, 0, 0, 0)) -> Array:
@@ -56,7 +55,7 @@ def set_rows(y: Array, x: Array, ids: NDArray[np.integer[Any]]) -> None:
 
 
 def convert(x: Array, target: str) -> Array:
-    """x's elements as another type, each through float32; nothing is flushed, as integers do it."""
+    """x's elements as another type, each through float32; nothing is flushed, since the shader converts by integers."""
     with np.errstate(over="ignore", invalid="ignore"):
         number = x.astype(np.float32)
         if target == "i32":

@@ -12,7 +12,6 @@ from .declarations.recurrent import LANES_OF_STATE
 from .pieces import GROUP, TYPES
 
 _HEAD: Final = "Generated from zinc_attn/graph/ by scripts/build_shaders.py."
-_OF_ATTENTION: Final = ("BLOCK", "CHUNK")  # the same numbers, which shaders/contract.glsl has
 _C_TYPES: Final = {"uint": "uint32_t", "int": "int32_t", "float": "float", "tensor": "struct tensor"}
 GROUPS: Final = "void za_graph_groups(int kernel, const void *constants, const void *params, uint32_t groups[3])"
 UNITS_TILE: Final = "bool za_units_tile(struct mul_mat_units_constants *c, uint32_t subgroup, bool on_cpu, bool small)"
@@ -51,7 +50,7 @@ def _fields(fields: tuple[Field, ...], types: dict[str, str], comment: str) -> I
 def _constants() -> Iterator[str]:
     """The numbers of constants.py; polynomials as macros of precise y and x, by Horner's rule."""
     for name, value in vars(constants).items():
-        if not name.isupper() or name in _OF_ATTENTION:
+        if not name.isupper():
             continue
         if isinstance(value, int):
             yield f"const uint {name} = {value:#x}u;" if value > 999 else f"const uint {name} = {value}u;"
@@ -128,13 +127,8 @@ def c_header() -> str:
     lines += ["", f"enum {{ {', '.join(f'{name} = {value}' for name, value in sizes().items())} }};"]
     for name, values in enumerations().items():
         lines += ["", f"enum {{ {', '.join([*(f'{name}_{value.upper()}' for value in values), f'{name}S'])} }};"]
-    lines += [
-        "",
-        "enum {",
-        *(f"    GRAPH_{kernel.name.upper()}," for kernel in GRAPH_KERNELS),
-        "    GRAPH_KERNELS",
-        "};",
-    ]
+    kernels = (f"    GRAPH_{kernel.name.upper()}," for kernel in GRAPH_KERNELS)
+    lines += ["", "enum {", *kernels, "    GRAPH_KERNELS", "};"]
     lines += [
         "extern const struct kernel za_graph_kernels[GRAPH_KERNELS];",
         "",
@@ -152,7 +146,7 @@ def c_header() -> str:
         "};",
         "extern const struct weight_type za_weight_types[WEIGHT_TYPES];",
         "",
-        "/* Of constants whose type and matrices are given: zinc_attn/graph/units.py. False: not this type. */",
+        "/* Sets the tile of constants with type and matrices: zinc_attn/graph/units.py. False: not this type. */",
         f"{UNITS_TILE};",
     ]
     return "\n".join([*lines, "#endif", ""])

@@ -29,8 +29,7 @@ class WeightType:
     """A quantized type: values and bytes of a block, and its pieces in their order.
 
     halves: scales are of 16 values, else of 32 or of the whole block. minimum: a block has minima, too. ahead:
-    superblocks that a wave of mul_mat_vec loads before it uses them: 4 KiB are on their way, and what comes once is
-    shared.
+    superblocks that a wave of mul_mat_vec loads before it uses them.
     """
 
     values: int

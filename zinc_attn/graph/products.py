@@ -84,9 +84,9 @@ def multiply_floats(w: F32, x: F32) -> F32:
 
 
 def of_experts(product: Callable[[int, F32], F32], experts: int, x: F32, ids: NDArray[np.int32], rows: int) -> F32:
-    """y (tokens, slots, rows): of x (tokens, slots or fewer, k) times the matrix that ids (tokens, slots) names.
+    """y (tokens, slots, rows): x (tokens, slots or fewer, k) times the matrices that ids (tokens, slots) names.
 
-    product: of an expert and rows of x. Slot s has row s mod the slots of x; a slot without an expert has NaN.
+    product(expert, rows of x). Slot s has row s mod the slots of x; the y of a slot without an expert is NaN.
     """
     y = np.full((*ids.shape, rows), np.nan, np.float32)
     for expert in np.unique(ids[(ids >= 0) & (ids < experts)]):
@@ -96,7 +96,7 @@ def of_experts(product: Callable[[int, F32], F32], experts: int, x: F32, ids: ND
 
 
 def by_expert(ids: NDArray[np.int32], experts: int, columns: int) -> NDArray[np.int32]:
-    """BY_EXPERT's list: the expert of each tile, then the pairs of each, slot + slots * token; -1: there is none."""
+    """BY_EXPERT's list: the expert of each tile, then the pairs of each, slot + slots * token; -1: none."""
     pair_experts = np.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
     tiles = min(pair_experts.size, experts + 1 + pair_experts.size // columns)
     taken, pairs = [], []

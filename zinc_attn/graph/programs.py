@@ -12,7 +12,7 @@ _WEIGHTS: Final = tuple(enumerate(graph.WEIGHT_TYPES))
 # Products of few rows of x, by columns, add and experts, and of many.
 _FEW: Final = ((1, 0, 0), (8, 1, 0), (1, 0, 1))
 _MANY: Final = ((64, 64, 4, 4, 256, 1, 0), (64, 32, 4, 4, 128, 1, 1))
-_BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of these
+_BLOCKS: Final = range(graph.MOVE_TYPES.index("q8_0"), len(graph.MOVE_TYPES))  # of MOVE_TYPES
 
 
 def _unary(op: str, x: int = _F32, y: int = _F32) -> tuple[graph.GraphKernel, tuple[int, ...]]:

@@ -1,7 +1,6 @@
 """Recurrent layers, with the bits of shaders/graph/{ssm_conv,delta_net,ssm_scan}.comp.
 
-Tokens change a state one after another, so the number of tokens that come at once changes no bit. Axes are ggml's
-dimensions, the last one first.
+Tokens change a state one by one, so how many come at once changes no bit. Axes are ggml's dimensions, the last first.
 """
 
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from ..canonical.state import F32, f32, flush
 from . import constants, floats
 from .elementwise import binary, unary
 from .floats import quietly
+from .rows import halves_sum
 
 
 class Scanned(NamedTuple):
@@ -27,8 +27,7 @@ def _above(x: F32, least: float) -> F32:
 
 
 def _state_sum(x: F32) -> F32:
-    """The sum along the last axis: partial sum r is that of the elements i with i / 4 mod STATE_LANES = r, ascending;
-    then halves of the partial sums are added, 4, 2, 1 apart."""
+    """The sum along the last axis: ``halves_sum`` of sums r, of elements i / 4 mod STATE_LANES = r, ascending."""
     lanes = constants.STATE_LANES
     whole = np.zeros((*x.shape[:-1], -(-x.shape[-1] // (4 * lanes)), lanes, 4), np.float32)
     whole.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]] = x
@@ -36,10 +35,7 @@ def _state_sum(x: F32) -> F32:
     for vector in range(whole.shape[-3]):
         for element in range(4):
             partial = partial + whole[..., vector, :, element]
-    while lanes > 1:
-        lanes //= 2
-        partial = partial[..., :lanes] + partial[..., lanes:]
-    return partial[..., 0]
+    return halves_sum(partial)
 
 
 def _scanned(scores: F32, states: list[F32], slots: int) -> Scanned:

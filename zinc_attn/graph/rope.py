@@ -1,7 +1,7 @@
 """ROPE: the table of a kind of layer, in plain double arithmetic without libm, and the operation in NumPy.
 
-A pair k of dimensions turns by position * (its fraction of a turn): a number of 64 bits, so that the phase is exact for
-every position. native/graph/rope_table.cpp makes the same words; shaders/graph/rope.comp turns the pairs.
+Pair k of dimensions turns by position * (its fraction of a turn). The fraction has 64 bits, so that the phase is exact
+for every position. native/graph/rope_table.cpp makes the same words; shaders/graph/rope.comp turns the pairs.
 """
 
 import math

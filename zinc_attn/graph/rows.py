@@ -17,15 +17,18 @@ from .floats import quietly, quotient
 
 @quietly
 def row_sum(x: F32) -> F32:
-    """The sum of each row: partial sum r is that of the elements j = r mod SUM_LANES, ascending; then halves of the
-    partial sums are added, 128, 64, ... 1 apart."""
+    """The sum of each row: ``halves_sum`` of partial sums r, of the elements j = r mod SUM_LANES, ascending."""
     lanes = constants.SUM_LANES
     partial = np.zeros((*x.shape[:-1], lanes), np.float32)
     for start in range(0, x.shape[-1], lanes):
         piece = x[..., start : start + lanes]
         partial[..., : piece.shape[-1]] += piece
-    while lanes > 1:
-        lanes //= 2
+    return halves_sum(partial)
+
+
+def halves_sum(partial: F32) -> F32:
+    """The sum along the last axis: the upper half is added to the lower, until one element is left."""
+    while (lanes := partial.shape[-1] // 2) > 0:
         partial = partial[..., :lanes] + partial[..., lanes:]
     return partial[..., 0]
 
@@ -66,7 +69,7 @@ def _slope(head: NDArray[np.int64], step: float, half_step: float, heads: int) -
 
 
 def _weights(s: F32, m: F32) -> F32:
-    """2**(s - m); a NaN where s or m is one, or m infinite."""
+    """2**(s - m); NaN where s or m is NaN, or m is infinite."""
     whole = np.isfinite(m) & ~np.isnan(s)
     lowest = np.finfo(np.float32).min
     p = weight(np.where(whole, np.maximum(s, lowest), f32(0.0)), np.where(whole, m, f32(0.0)))

@@ -1,8 +1,7 @@
 """The generated C of the library: ``zinc_contract.h`` and ``zinc_contract.c``, from the same facts as the GLSL.
 
-The header has the numbers, the work buffer's records, the storage types, the kernels with their bindings and constants,
-and the sizes that follow from a shape; the source has the formulas as functions, the SPIR-V, and the questions to a
-device with their answers.
+The header has numbers, the work buffer's records, storage types, kernels with their bindings and constants, and the
+sizes of a shape; the source has the formulas as functions, the SPIR-V, and a device's questions with their answers.
 """
 
 import ast
@@ -43,7 +42,7 @@ FAMILIES: Final = {
     "merge": declarations.MERGE,
     "round_q": declarations.ROUND,
 }
-_CONSTANTS: Final = {**FAMILIES, "attend_units": declarations.UNITS}  # whose constants have a struct
+_CONSTANTS: Final = {**FAMILIES, "attend_units": declarations.UNITS}  # families whose constants have a struct
 _INTEGERS: Final = (
     *((constants, name) for name in ("KEYS_PER_LEAF", "LEAVES_PER_NODE", "KEYS_PER_NODE")),
     *((limits, name) for name in ("WAVE", "BLOCK", "MAX_HEAD_DIM", "MAX_Q_HEADS", "MAX_CONTEXT", "MAX_PAGE_SIZE")),
@@ -64,9 +63,7 @@ _GIVEN: Final = (  # fields that a caller fills: a shape, how its keys lie, and 
     *("compute_units", "lanes", "sums"),
 )
 _OF_TYPE: Final = {"bits": "bits", "halves": "halves", "fifth": "fifth_bits"}  # input k_bits is bits of K's type
-_BY_HOST: Final = (  # a number that a host or a device gives stays
-    *("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums"),
-)
+_BY_HOST: Final = ("k_stride", "v_stride", "chunks", "rows_ahead", "pass_sums")  # kept if a host gave them
 _OFF: Final = ("softcap", "arithmetic", "biases", "masked")  # inputs of constants, which calls set
 
 _HEADER: Final = """\
@@ -212,10 +209,10 @@ def _lines(lines: Iterable[str]) -> str:
 
 
 def _explained(line: str, meaning: str | None, indent: str = "    ") -> str:
-    """A line of C with its meaning behind it, or above it where that is too long."""
-    behind = f"{indent}{line} /* {meaning} */"
-    if meaning and len(behind) <= _WIDTH:
-        return behind
+    """A line of C with its meaning at its end, or above it where the line would be too long."""
+    explained = f"{indent}{line} /* {meaning} */"
+    if meaning and len(explained) <= _WIDTH:
+        return explained
     above = textwrap.wrap(f"/* {meaning} */", _WIDTH - 7, subsequent_indent="   ") if meaning else []
     return textwrap.indent(_lines((*above, line)), indent)
 
@@ -276,19 +273,19 @@ def _header() -> str:
 
 
 def _numbers() -> Iterator[str]:
-    told = comments()
+    notes = comments()
     yield "enum {"
     for module, name in _INTEGERS:
-        yield _explained(f"{name} = {getattr(module, name)},", told.get(name))
+        yield _explained(f"{name} = {getattr(module, name)},", notes.get(name))
     yield _explained(f"MAX_BINDINGS = {declarations.MAX_BINDINGS},", "of a kernel")
     yield f"    BIASES = {len(BIASES)},"
     yield from (f"    MAX_CONSTANTS = {max(len(decl.constant_names) for decl in KERNELS)}", "};", "enum {")
     yield from (*(f"    {_kernel(decl)}," for decl in KERNELS), "    KERNELS", "};")
     for module, name in _REALS:
         exact = re.sub(r"\.?0*p", "p", getattr(module, name).hex()) + ("F" if name in _FLOATS else "")
-        yield _explained(f"#define {name} {exact}", told.get(name), "")
+        yield _explained(f"#define {name} {exact}", notes.get(name), "")
     for name in ("NO_TOKEN", "HIDDEN"):
-        yield _explained(f"#define {name} 0x{getattr(declarations, name):08X}U", told[name], "")
+        yield _explained(f"#define {name} 0x{getattr(declarations, name):08X}U", notes[name], "")
 
 
 def _record(record: str) -> str:
@@ -297,17 +294,17 @@ def _record(record: str) -> str:
     return _lines((f"\nstruct work_{record.lower()} {{", _fields(words), *reserved, "};"))
 
 
-def _constants_told(family: str) -> Mapping[str, tuple[str, str]]:
+def _constant_meanings(family: str) -> Mapping[str, tuple[str, str]]:
     """(formula, meaning) of a family's constants; attend_units has attend's, too."""
     return {**formulas("attend.constants"), **formulas(f"{family}.constants")}
 
 
 def _constants(family: str) -> str:
     """The specialization constants of a family, and the places of its buffers."""
-    decl, told = _CONSTANTS[family], _constants_told(family)
+    decl, meaning = _CONSTANTS[family], _constant_meanings(family)
     places = ", ".join(f"{family.upper()}_BIND_{binding.name.upper()}" for binding in decl.bindings)
     first = f"/* The specialization constants of {decl.source}, in the order of their ids. */"
-    fields = _fields({name: told[name][1] for name in decl.constant_names})
+    fields = _fields({name: meaning[name][1] for name in decl.constant_names})
     return _lines((first, f"struct {family}_constants {{", fields, "};", f"enum {{ {places} }};", ""))
 
 
@@ -315,7 +312,7 @@ def _constants(family: str) -> str:
 
 
 def _source(spirv: Path) -> str:
-    told = '"enum za_dtype has the order of storage.py"'
+    order = '"enum za_dtype has the order of storage.py"'
     code = (module_words(spirv, decl) for decl in KERNELS)
     return _SOURCE.format(
         types=_lines(
@@ -323,7 +320,7 @@ def _source(spirv: Path) -> str:
             f'{{"{kind.name}", {kind.bits}, {kind.halves}, {kind.fifth_bits:d}, {kind.head_scale:d}, {kind.most}}},'
             for kind in STORAGE.values()
         ),
-        asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {told});" for i, name in enumerate(STORAGE, 1)),
+        asserts=_lines(f"_Static_assert(ZA_{name.upper()} == {i}, {order});" for i, name in enumerate(STORAGE, 1)),
         iq4_nl=", ".join(map(str, IQ4_NL)),
         biases=_lines(map(_bias, BIASES)),
         families=_lines(map(_family, families.FAMILIES)),
@@ -379,7 +376,7 @@ def _size_statements() -> Iterator[str]:
 
 def _constants_function(family: str) -> str:
     decl = _CONSTANTS[family]
-    values = {name: text for name, (text, _) in _constants_told(family).items()}
+    values = {name: text for name, (text, _) in _constant_meanings(family).items()}
     values |= {name: str(value) for name, value in decl.fixed}
     first = f"\nstruct {family}_constants za_{family}_constants(const struct sizes *s) {{"
     lines = (f"        .{name} = (uint32_t)({to_c(values[name], _size)})," for name in decl.constant_names)
@@ -387,7 +384,7 @@ def _constants_function(family: str) -> str:
 
 
 def _groups(family: str) -> str:
-    """The head of the function for a family's grid; its parameters are the names that no shape has."""
+    """The head of the function for a family's grid; its parameters are the grid's names that no shape has."""
     names = sorted(set().union(*map(_names, FAMILIES[family].grid)) - set(size_fields()))
     parameters = "".join(f"uint64_t {name}, " for name in names)
     return f"void za_{family}_groups(const struct sizes *s, {parameters}uint32_t groups[3])"

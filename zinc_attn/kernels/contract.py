@@ -2,9 +2,8 @@
 
 The manifest shows them, and ``c`` makes C of them. Needs the standard library alone.
 
-A formula is a Python integer expression over names that the manifest explains. Beside the operators it may use
-``ceil_div(a, b)``, the quotient rounded up, ``log2``, ``min`` and ``max``. All formulas are the package's own, so
-Python evaluates them.
+A formula is a Python integer expression over names that the manifest explains, with the operators and ``FUNCTIONS`` of
+``formulas``. All formulas are the package's own, so Python evaluates them.
 """
 
 import functools
@@ -56,7 +55,7 @@ def structure(section: str) -> dict[str, Any]:
 
 @functools.cache
 def formulas(section: str) -> Mapping[str, tuple[str, str]]:
-    """The entries (formula, meaning) of a section of ``contract.ini``, in the file's order, or of the split rule."""
+    """(formula, meaning) by name of a section of ``contract.ini``, in the file's order, or of the split rule."""
     if section == "split_rule":
         return SPLIT_RULE.told()
     parts = {name: text.partition(" |") for name, text in meanings(section).items()}

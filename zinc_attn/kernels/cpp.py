@@ -2,8 +2,7 @@
 
 A kernel becomes a struct: its members are the buffers, the specialization constants, the variables and the functions,
 whose text stays as it is but for literals (1.0 becomes 1.0f), swizzles (.xy becomes .xy()), ``out`` parameters
-(references) and arrays. What native/cpu has in C++ takes its functions from here, most of them on lanes: a float is
-then a vector.
+(references) and arrays. native/cpu's kernels in C++ use the same functions, most on lanes: a float is then a vector.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _KERNEL_REWRITES: Final = (
 
 
 def _replaced(text: str, rewrites: Sequence[tuple[str, str]]) -> str:
-    for pattern, by in rewrites:
-        text = re.sub(pattern, by, text, flags=re.M)
+    for pattern, replacement in rewrites:
+        text = re.sub(pattern, replacement, text, flags=re.M)
     return text
 
 
@@ -58,41 +57,41 @@ def _flat(path: Path, seen: set[Path]) -> str:
     """A file with its includes, each once, without the contracts."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
-        found = re.match(r'#include "(.*)"', line)
-        if not found:
+        include = re.match(r'#include "(.*)"', line)
+        if not include:
             lines.append(line)
-        elif (inner := (path.parent / found[1]).resolve()).name != "contract.glsl" and inner not in seen:
+        elif (inner := (path.parent / include[1]).resolve()).name != "contract.glsl" and inner not in seen:
             seen.add(inner)
             lines.append(_flat(inner, seen))
     return "\n".join(lines)
 
 
-def _apart(text: str, head: str, by: str) -> str:
-    """Declarations of several names that begin with ``head`` as one of each, which begins with ``by``."""
+def _apart(text: str, head: str, new_head: str) -> str:
+    """A declaration of several names, which begins with ``head``, as a declaration of each, with ``new_head``."""
 
-    def declarations(found: re.Match[str]) -> str:
+    def declarations(match: re.Match[str]) -> str:
         depth, parts = 0, [""]
-        for letter in found[1]:
+        for letter in match[1]:
             depth += (letter in "([{") - (letter in ")]}")
             if letter == "," and not depth:
                 parts.append("")
             else:
                 parts[-1] += letter
-        return "\n".join(f"{by}{part.strip()};" for part in parts)
+        return "\n".join(f"{new_head}{part.strip()};" for part in parts)
 
     return re.sub(rf"^{head}([^;]*);", declarations, text, flags=re.M)
 
 
 def _constants(text: str) -> str:
-    """Constants that C++ knows when it compiles, so that they can be sizes of arrays, as such."""
+    """Constants that C++ knows when it compiles become constexpr, so that they can be sizes of arrays."""
     unknown = {"VECTORS", "ROWS", *re.findall(r"^const \w+ (\w+) = spec\[", text, re.M)}
 
-    def constant(found: re.Match[str]) -> str:
-        names = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\b\d\w*", "", found[3])))
+    def constant(match: re.Match[str]) -> str:
+        names = set(re.findall(r"\b[A-Za-z_]\w*", re.sub(r"0x\w+|\b\d\w*", "", match[3])))
         if names & unknown or not all(name.isupper() for name in names):
-            unknown.add(found[2])
-            return found[0]
-        return f"static constexpr {found[1]} {found[2]} = {found[3]};"
+            unknown.add(match[2])
+            return match[0]
+        return f"static constexpr {match[1]} {match[2]} = {match[3]};"
 
     text = _apart(text, "const uint ", "const uint ")
     return re.sub(r"^const (uint|bool|int) (\w+) = ([^;,]*);", constant, text, flags=re.M)
@@ -110,22 +109,22 @@ def _kernel(name: str, path: Path, specialized: Mapping[str, str]) -> str:
     text = _replaced(_replaced(flat, _REWRITES), _KERNEL_REWRITES)
     barriers = "true" if re.search(r"\bbarrier\(\)", text) else "false"
     members = "using Invocation::Invocation;", f"static constexpr bool BARRIERS = {barriers};"
-    macros = (f"#undef {one}" for one in sorted(set(re.findall(r"^#define (\w+)", text, re.M))))
+    macros = (f"#undef {macro}" for macro in sorted(set(re.findall(r"^#define (\w+)", text, re.M))))
     return "\n".join([f"struct {name} : Invocation {{", *members, _constants(text), "};", *macros])
 
 
 def kernels(shaders: Path, sources: Mapping[str, str]) -> str:
     """kernels.cpp. sources: GLSL files below ``shaders``, by the names of their SPIR-V modules."""
     specialized = _specialized(shaders)
-    made = (_kernel(f"k_{name}", shaders / source, specialized) for name, source in sources.items())
+    structs = (_kernel(f"k_{name}", shaders / source, specialized) for name, source in sources.items())
     table = (f'    {{"{name}", &run_group<k_{name}>}},' for name in sources)
     head = '#include "contract.h"', '#pragma GCC diagnostic ignored "-Wunused"', "namespace zinc {"
     end = "const NamedKernel GENERATED[] = {", *table, "    {nullptr, nullptr}};", "}"
-    return "\n".join([*head, *made, *end, ""])
+    return "\n".join([*head, *structs, *end, ""])
 
 
 def _on_lanes(text: str) -> str:
-    """Functions of numbers, as functions of vectors of them: a float is a vector F, a bool a mask."""
+    """Functions of numbers as functions of vectors: a float becomes a vector F, a bool a mask M."""
     text = re.sub(r"\b(float|uint|int)\(", r"to_\1(", text)
     for scalar, vector in (("float", "F"), ("uint", "U"), ("bool", "M"), ("int(?! i\\b)", "I")):
         text = re.sub(rf"(?<!const )\b{scalar}\b", vector, text)
@@ -155,27 +154,23 @@ def contract(shaders: Path) -> str:
 def numbers(shaders: Path) -> str:
     """numbers.h: functions of numbers, in the namespace ``scalar`` as they are, and on lanes."""
     names = "tensor", "numbers", "float_types", "turns", "follow", "norm_scale", "sort_key", "activations"
-    one = re.sub(r"^(\w+ \w+\()", r"inline \1", _members(shaders, *(f"graph/{name}" for name in names)), flags=re.M)
-    one = _apart(re.sub(r"^inline uint linear_id[\s\S]*?^}\n", "", one, flags=re.M), "const uint ", "const uint ")
+    plain = re.sub(r"^(\w+ \w+\()", r"inline \1", _members(shaders, *(f"graph/{name}" for name in names)), flags=re.M)
+    plain = _apart(re.sub(r"^inline uint linear_id[\s\S]*?^}\n", "", plain, flags=re.M), "const uint ", "const uint ")
     text = _read(shaders, *(f"graph/{name}.glsl" for name in ("numbers", "activations", "soft_max")))
     text = re.sub(r"^shared [^;]*;", "", text, flags=re.M)
-    many = _on_lanes(_without(text, "quotient", "root", "workgroup_most"))
+    on_lanes = _on_lanes(_without(text, "quotient", "root", "workgroup_most"))
     follow = _read(shaders, "graph/follow.glsl")
     follow = re.sub(r"\bfloat\b", "F", follow[follow.index("float followed") :])
-    macros = (f"#undef {one}" for one in ("LOAD", "INFINITY", "NAN"))
+    macros = (f"#undef {macro}" for macro in ("LOAD", "INFINITY", "NAN"))
     head = "#pragma once", '#include "contract.h"', "namespace zinc {", "namespace scalar {"
-    return "\n".join([*head, one, "}", "using scalar::reads;", many, f"ZINC_INLINE {follow}", *macros, "}", ""])
+    return "\n".join([*head, plain, "}", "using scalar::reads;", on_lanes, f"ZINC_INLINE {follow}", *macros, "}", ""])
 
 
 def elementwise(shaders: Path) -> str:
     """elementwise.h: kernels whose value() is of the elements of a vector along dimension 0."""
-    specialized, made = _specialized(shaders), []
-    for name, source in (
-        ("Binary", "binary.comp"),
-        ("Unary", "unary.comp"),
-        ("Glu", "glu.glsl"),
-        ("AddId", "add_id.comp"),
-    ):
+    specialized, structs = _specialized(shaders), []
+    files = {"Binary": "binary.comp", "Unary": "unary.comp", "Glu": "glu.glsl", "AddId": "add_id.comp"}
+    for name, source in files.items():
         text = (shaders / "graph" / source).read_text(encoding="utf-8")
         text = re.sub(r"#ifdef QUANTIZED[\s\S]*?#endif", "", text)
         text = re.sub(r"^\w+_CONSTANTS$", lambda macro: specialized[macro[0]], text, flags=re.M)
@@ -187,8 +182,8 @@ def elementwise(shaders: Path) -> str:
         head = re.sub(r"^const (\w+) &p", r"const \1 p", head, flags=re.M)
         body = re.sub(r"\bU\b", "auto", _on_lanes(_replaced(body, _REWRITES)))
         body = re.sub(r"\b(silu\(\w+), ([\w.]+)\)", r"\1, all(\2))", body)
-        made.append(f"struct {name} : OnLanes {{\nusing OnLanes::OnLanes;\n{_constants(head)}\n{body}}};")
-    return "\n".join(made) + "\n"
+        structs.append(f"struct {name} : OnLanes {{\nusing OnLanes::OnLanes;\n{_constants(head)}\n{body}}};")
+    return "\n".join(structs) + "\n"
 
 
 def expert_sums(shaders: Path) -> str:
@@ -199,7 +194,7 @@ def expert_sums(shaders: Path) -> str:
 
 
 def _members(shaders: Path, *names: str) -> str:
-    """What GLSL files declare, as members of a struct."""
+    """The declarations of GLSL files, as members of a struct."""
     seen: set[Path] = set()
     text = "\n".join(_flat(shaders / f"{name}.glsl", seen) for name in names)
     return _constants(_replaced(text, _REWRITES))
@@ -224,9 +219,10 @@ def columns(shaders: Path) -> str:
 
 
 def quantized(shaders: Path) -> str:
-    """quantized.h, members of a struct with a constant TYPE: what quantized weights are, with a row in each lane.
+    """quantized.h, members of a struct with a constant TYPE: quantized weights decoded, with a row in each lane.
 
-    A ``uint`` or a ``float`` may be one of all rows or one of each, which C++ deduces; its vectors are of each.
+    A ``uint`` or ``float`` is shared by all rows, or a vector of a number for each row: C++ deduces which. GLSL's
+    vectors always have numbers for each row.
     """
     names = "q_places", "q_blocks", "sums", "q_sums"
     places, blocks, sums, joins = (_read(shaders, f"graph/{name}.glsl") for name in names)

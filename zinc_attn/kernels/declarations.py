@@ -34,9 +34,9 @@ class KernelDecl:
     source: the GLSL file. module: name of the SPIR-V module, where several kernels share a module; None means ``name``.
     spec: names of the uint specialization constants that the caller gives, ids 0, 1, ...
     fixed: (name, value) of the kernel's own constants; their ids follow. extension: a GLSL extension that the kernel
-    needs; a compiler without it leaves the package without the kernel. grid: formulas of the specialization constants
-    and of names that the caller gives: workgroups along x, y and z; or one formula of their number, which goes over x
-    and y where it is more than GRID_SIDE.
+    needs; a compiler without it leaves the package without the kernel. grid: the workgroups along x, y and z, as
+    formulas of the specialization constants and of names that the caller gives; or a single formula of their number,
+    which is spread over x and y beyond GRID_SIDE.
     """
 
     name: str
@@ -75,8 +75,7 @@ class KernelDecl:
         return (*spec, *(value for _, value in self.fixed))
 
     def wave(self, spec: Sequence[int], lanes: int = WAVE) -> int:
-        """Invocations of the subgroups to ask for: a wave's in pass 1, WAVE in other kernels with subgroups, else
-        ``lanes``, the layout's."""
+        """Invocations of a subgroup to ask for: a wave's in pass 1, WAVE in others with subgroups, else ``lanes``."""
         if self.name == "attend":
             return spec[self.spec.index("workgroup_size")] // LEAVES_PER_NODE
         return WAVE if self.has_subgroups else lanes
@@ -227,7 +226,7 @@ MATRIX: Final = KernelDecl(
         "mat_m",  # a tile of the matrix units: vectors,
         "mat_n",  # keys or dimensions,
         "mat_k",  # and products that one step adds
-        "unrolled",  # 1: pieces of K and V one behind the other, matrices in registers; 0: a smaller program
+        "unrolled",  # 1: a copy of the code for each piece of K and V, matrices in registers; 0: a smaller program
         "waves",  # 1: subgroups are waves; 0: they may be smaller, and some have nothing to multiply
         "tile",
         "softcap",

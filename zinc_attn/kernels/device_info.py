@@ -21,7 +21,7 @@ class DeviceInfo:
     api_version: str
     uuid: str  # hexadecimal
     compute_units: int
-    compute_units_source: str  # which query gave compute_units, or "assumed"
+    compute_units_source: str  # the query that gave compute_units, or "assumed"
     subgroup_size: int
     memory_bytes: int  # largest device-local heap
     max_buffer_bytes: int  # of one storage buffer: maxStorageBufferRange, or maxMemoryAllocationSize where that is less
@@ -33,8 +33,8 @@ class DeviceInfo:
     layout: Layout = RDNA  # how pass 1 lies in its registers
     wave_subgroups: bool = True  # whether kernels get subgroups of a wave's size
     fma_operation: bool = False  # whether VK_KHR_shader_fma offers a float32 fused multiply-add
-    integer_dots: bool = True  # whether kernels may have integer dot products, which those of quantized weights need
-    matrix: MatrixFacts = NO_MATRICES  # what arithmetic "matrix" needs; by default without units
+    integer_dots: bool = True  # whether kernels may use integer dot products; products of quantized weights need them
+    matrix: MatrixFacts = NO_MATRICES  # matrix units; by default there are none
 
     @property
     def max_items(self) -> int:
@@ -43,8 +43,8 @@ class DeviceInfo:
 
     @property
     def split_units(self) -> int:
-        """Compute units as the split rule counts them: so many on a CPU device that every node is a split, because its
-        driver's code takes twice as long where a workgroup walks."""
+        """Compute units as the split rule counts them. On a CPU device they are so many that every node is a split: its
+        driver's code takes twice as long where a workgroup walks over nodes."""
         return MAX_CONTEXT if self.kind == "cpu" else self.compute_units
 
     def with_own_subgroups(self) -> DeviceInfo:

@@ -2,8 +2,7 @@
 
 A ``KernelCall`` names its buffers; whoever runs it binds them. Decode calls, one-shot calls, partial states, the fold
 of shards and a host's own Kompute sequence are made of these calls, and the compiler gate compiles their programs.
-Grids are those of the declarations. The exported manifest states the constants as formulas, for hosts without Python;
-a test compares the two.
+Grids are those of the declarations. The manifest states the constants as formulas; a test compares the two.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .tuning import heads_together, merge_workgroup_size, wave_size
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A ``Dispatch`` before its buffers are bound: these are names."""
+    """A ``Dispatch`` whose buffers are still names."""
 
     decl: KernelDecl
     spec: tuple[int, ...]
@@ -57,8 +56,7 @@ class AttendVariant:
     kind: the device's (``DeviceInfo.kind``); tile: tokens per tile of the K and V buffers; rows: query rows that one
     workgroup serves; heads: query heads of one row that it serves, None for the shape's choice (the bits do not depend
     on it); layout: the device's (``DeviceInfo.layout``), by default that of its kind;
-    subgroups: ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: of rows of K and V,
-    see ``Strides``.
+    subgroups: ``DeviceInfo.wave_subgroups``; walks: whether items may have several nodes; strides: see ``Strides``.
     """
 
     shape: AttnShape
@@ -164,9 +162,8 @@ def attend_call(
 ) -> KernelCall:
     """Pass 1 over ``items`` work items and the ``kv_heads`` heads of the K and V buffers.
 
-    target: the buffer of its results, "states", or "out" where each row has one state. It is bound twice, to the states
-    and to the output, so that pass 2 waits for one buffer. states: the buffer where matrix units keep the totals of
-    whole contexts.
+    target: the buffer of its results, "states", or "out" where each row has a single state. It is bound as the states
+    and as the output, so that pass 2 waits for one buffer. states: the buffer for matrix units' totals of contexts.
     """
     decl, spec = variant.program()
     groups = decl.groups(spec, group=variant.shape.group, items=items, kv_heads=kv_heads)

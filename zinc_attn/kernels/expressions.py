@@ -13,7 +13,7 @@ _OPERATORS: Final[dict[type[ast.AST], tuple[str, int]]] = {
 
 
 class _Language(NamedTuple):
-    """number: a format of numbers; name: what stands for a name; functions: whether there are min, max and others."""
+    """number: a format of numbers; name: the text for a name; functions: whether formulas may call functions."""
 
     number: str
     name: Callable[[str], str]
@@ -34,7 +34,7 @@ def to_c(expression: str, name: Callable[[str], str]) -> str:
 
 
 def _translated(node: ast.expr, within: int, to: _Language) -> str:
-    """within: an operator that binds more loosely goes in parentheses."""
+    """An operator that binds more loosely than ``within`` goes in parentheses."""
     level = 9
     match node:
         case ast.Name(id=name):

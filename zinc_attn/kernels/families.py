@@ -1,6 +1,6 @@
 """How pass 1 lies in a device's registers: a line for each family of devices. No number changes a bit of the results.
 
-``zinc-attn compilers`` says without the device what a compiler makes of a line: the fewest spills,
+``zinc-attn compilers`` shows without the device what its compiler makes of a line. A good line has the fewest spills
 and as many waves as registers allow.
 """
 
@@ -43,9 +43,8 @@ CPU: Final = Layout(WAVE, 1, 4)
 RDNA: Final = Layout()
 OTHER: Final = Layout(WAVE, 2, 4, 1024, 4096)
 AMD, NVIDIA, INTEL = 0x1002, 0x10DE, 0x8086  # PCI
-# The first that fits is taken. RADV of Mesa 26 has 192 VGPRs with 4 rows of 16/2/256, and 120 with 2. A lane of Intel's
-# has 128 registers where subgroups are the smallest, and spills with 4 rows. NVIDIA's has 128 where a multiprocessor
-# has two workgroups.
+# The first fitting family is taken. RADV of Mesa 26 needs 192 VGPRs with 4 rows of 16/2/256, and 120 with 2. A lane has
+# 128 registers in Intel's smallest subgroups, which spill with 4 rows, or in two workgroups of NVIDIA's multiprocessor.
 FAMILIES: Final = (
     Family("RDNA, Mesa 26 or later", RDNA._replace(rows_ahead=2), AMD, 26),
     Family("RDNA", RDNA, AMD),

@@ -1,7 +1,7 @@
 """Formulas that several languages share: each is declared once, as a Python expression of integers.
 
-They use //, *, +, -, comparisons, ``or`` and conditionals of integers that are never negative, over the inputs,
-the known values and the names before it.
+A formula uses //, *, +, -, comparisons, ``or`` and conditionals of integers that are never negative, over the inputs,
+the known values and the formulas before it.
 """
 
 import re

@@ -1,5 +1,4 @@
-"""The generated GLSL: ``contract.glsl`` from the declarations, ``attend_sizes.glsl`` from the shared formulas. A number
-has the comment of its line in the Python source."""
+"""The generated GLSL: ``contract.glsl`` from declarations, with their comments, ``attend_sizes.glsl`` from formulas."""
 
 import re
 import struct
@@ -75,21 +74,21 @@ def comments() -> dict[str, str]:
 
 
 def _explained(line: str, meaning: str | None) -> Iterable[str]:
-    """A line of GLSL with its meaning behind it, or above it where that is too long."""
+    """A line of GLSL with its meaning at its end, or above it where the line would be too long."""
     if not meaning:
         return (line,)
-    behind = f"{line}  // {meaning}"
-    return (behind,) if len(behind) <= _WIDTH else (*(f"// {x}" for x in textwrap.wrap(meaning, _WIDTH - 3)), line)
+    text = f"{line}  // {meaning}"
+    return (text,) if len(text) <= _WIDTH else (*(f"// {x}" for x in textwrap.wrap(meaning, _WIDTH - 3)), line)
 
 
 def _contract() -> Iterator[str]:
     """Constants, words of the work buffer, and the interfaces of the kernels."""
-    told = comments()
+    notes = comments()
     numbers = {name: f"const uint {name} = {value}u;" for name, value in _UINTS.items()}
     numbers["RCP_SEED"] = f"const uint RCP_SEED = 0x{constants.RCP_SEED:08X}u;"
     numbers |= {name: f"#define {name} {glsl_float(getattr(constants, name))}" for name in _FLOATS}
     for name, line in numbers.items():
-        yield from _explained(line, told.get(name))
+        yield from _explained(line, notes.get(name))
     for prefix, (coefficients, meaning) in _POLYNOMIALS.items():
         yield f"// {meaning}"
         yield from (f"#define {prefix}{i} {glsl_float(c)}" for i, c in enumerate(coefficients))
@@ -101,7 +100,7 @@ def _contract() -> Iterator[str]:
     yield from (f"const uint BIAS_{name.upper()} = {1 << i}u;" for i, name in enumerate(BIASES))
     yield "#define HEAD_WORD(head, word) work[work[HEADER_HEAD_TABLE] + (head) * HEAD_WORDS + word]"
     for name in ("NO_TOKEN", "HIDDEN"):
-        yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", told[name])
+        yield from _explained(f"const uint {name} = 0x{getattr(declarations, name):08X}u;", notes[name])
     yield from ("", "// Types of stored values, which K_STORAGE and V_STORAGE number.")
     yield from numbered("STORAGE", STORAGE)
     table = [int.from_bytes(bytes(x & 0xFF for x in IQ4_NL[i : i + 4]), "little") for i in range(0, 16, 4)]
@@ -112,7 +111,7 @@ def _contract() -> Iterator[str]:
 def _interfaces() -> Iterator[str]:
     """The binding numbers and constant ids of every kernel, and the words that kernel primitives reads and writes."""
     for kernel, decl in _INTERFACES.items():
-        if decl is not declarations.MATRIX:  # whose bindings are attend's
+        if decl is not declarations.MATRIX:  # its bindings are attend's
             yield from numbered(f"{kernel}_BIND", (binding.name for binding in decl.bindings))
         yield from numbered(f"{kernel}_SPEC", decl.constant_names)
     for prefix, names in (("NUMBER", declarations.NUMBERS), ("RESULT", declarations.RESULTS)):

@@ -17,7 +17,7 @@ LEAST_VECTORS: Final = 8  # query vectors of a workgroup by matrix units, a powe
 MOST_VECTORS: Final = 64  # of a workgroup by matrix units
 MAX_WORKGROUP_SIZE: Final = KEYS_PER_LEAF * PIECE // CHUNK  # each lane carries 8 values of a piece at least
 FRAGMENT_SIZES: Final = (8, 16)  # sides of a fragment
-MATRIX_VECTORS: Final = 16  # so many rows of a sequence times heads of a KV head, or more, go to matrix units
+MATRIX_VECTORS: Final = 16  # rows of a sequence times heads of a KV head from which matrix units attend them
 MATRIX_GAIN: Final = 4  # products that matrix units make in a second, as a multiple of what lanes make
 HALF_MAX: Final = 65504.0  # the largest float16
 
@@ -125,7 +125,7 @@ def matrix_workgroup(
     """The workgroup that serves ``vectors`` query vectors, or as many of them as fit; None where not a strip fits.
 
     kind: the device's. A CPU has matrices in memory anyway, and takes long to compile the unrolled program.
-    integer: of arithmetic "integer". za_units_vectors of the C library chooses in the same way.
+    integer: whether the arithmetic is "integer". za_units_vectors of the C library makes the same choice.
     """
     fragment = facts.int8 if integer else facts.fragment
     unrolled, workgroup, count = kind != "cpu", None, LEAST_VECTORS

@@ -1,8 +1,6 @@
-"""The work buffer as NumPy sees it: record dtypes derived from the declarations, and the buffer's layout.
+"""The work buffer as NumPy sees it: record dtypes derived from the declarations, which say the buffer's order.
 
-A call's work buffer is a header, then one ITEM record per workgroup row of pass 1, one ROW record per query row, one
-APPEND (or COPY) record per new token (or page pair), the page tables, one HEAD record per query head, and masks.
-``WorkBuffer`` names all of them, so that no index of a word appears outside ``declarations``.
+``WorkBuffer`` names all parts of the buffer, so that no index of a word appears outside ``declarations``.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,9 +38,9 @@ def no_records(dtype: np.dtype[Any]) -> Records:
 
 
 class HeadValues(NamedTuple):
-    """The values of each head, float32, or None: sinks (q_heads,), scores in log2 units (see
-    ``canonical.reference.sink_scores``); masks (q_heads,), the factors of masks, times log2(e); scales
-    (2 * kv_heads,) of fp8_e4m3, of K's heads and then V's; biases: slopes (q_heads,) times log2(e)."""
+    """The values of each head, float32, or None: sinks (q_heads,) in log2 units (see ``canonical.state.sink_scores``);
+    masks (q_heads,), the factors of masks, times log2(e); scales (2 * kv_heads,) of fp8_e4m3, of K's heads and then
+    V's; biases: slopes (q_heads,) times log2(e)."""
 
     sinks: NDArray[np.float32] | None = None
     masks: NDArray[np.float32] | None = None

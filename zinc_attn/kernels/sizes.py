@@ -78,10 +78,7 @@ FORMULAS: Final[dict[str, tuple[str, str]]] = {
     "LOAD_WORDS": ("SLICE_WORDS if SLICE_WORDS <= LOAD_LIMIT else LOAD_LIMIT", "words per load"),
     "SLICE_LOADS": ("SLICE_WORDS // LOAD_WORDS", "loads per slice"),
     "WORD_PAIRS": ("16 // V_BITS if V_BITS <= 16 else 1", "pairs of values of V in a word, or in two of float32"),
-    "KEYS_AHEAD": (
-        "ROWS_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2",
-        "value rows in flight",
-    ),
+    "KEYS_AHEAD": ("ROWS_AHEAD // SLICE_LOADS if SLICE_LOADS <= 2 else 2", "value rows in flight"),
     "WAVE_FLOATS": ("KEYS_PER_LEAF * VECTORS", "floats of shared memory that a wave has for its weights"),
     "FOLD_ROOM": (
         "KEYS_PER_LEAF if VALUE_PASSES == 1 else WAVE",
@@ -111,17 +108,16 @@ SIZES: Final = Formulas(FORMULAS, INPUTS, KNOWN)
 
 
 def chunks_ahead(kind: str, k_dim: int, layout: Layout | None = None) -> int:
-    """K chunks that pass 1 loads ahead, by device kind: a GPU hides latency with it, a CPU only spills."""
+    """K chunks that pass 1 loads ahead, which hide latency on a GPU and only spill on a CPU."""
     return min((layout or layout_of(kind)).chunks, 4 if k_dim % (4 * constants.CHUNK) == 0 else 2)
 
 
 def attend_sizes(
     shape: AttnShape, vectors: int, dtype: str, layout: Layout = RDNA, lanes: int = limits.WAVE
 ) -> Mapping[str, int]:
-    """Every constant of ``shaders/attend/attend_sizes.glsl`` by name, as that variant of pass 1 has it.
+    """Every constant of ``shaders/attend/attend_sizes.glsl`` by name, for a variant of pass 1.
 
-    vectors: query vectors of a workgroup, heads over all rows that share its keys; layout: the device's;
-    lanes: invocations of a wave.
+    vectors: of a workgroup: heads times rows that share keys; layout: the device's; lanes: of a wave.
     """
     k, v = map(storage_index, storage_types(dtype))
     ahead = chunks_ahead("", shape.k_dim, layout)

@@ -22,11 +22,11 @@ SPLIT_RULE: Final = Formulas(
     ("NODES", "COMPUTE_UNITS", "KV_HEADS", "HEAD_CHUNKS", "Q_LEN"),
     {"WORKGROUPS_PER_UNIT": WORKGROUPS_PER_UNIT},
 )
-# Whether query rows attend the keys that they share together. ROWS: of a sequence at most; ITEMS: workgroups of a KV
-# head that then attend them; SAVED: nodes of a KV head that need not be read again.
-SHARED_FILLS: Final = 3  # they must be as many as fill the device so often
+# Whether query rows attend together the keys that they share. ROWS: of a sequence at most; ITEMS: workgroups of a KV
+# head that attend the shared keys; SAVED: nodes of a KV head that need not be read again.
+SHARED_FILLS: Final = 3  # saved nodes must fill the device so many times
 SEQUENCE_ROWS: Final = 8  # query rows of a sequence from which conversions of K and V are worth a dispatch
-SEQUENCE_PER_UNIT: Final = 8  # workgroups that a compute unit then needs for the keys that they share ...
+SEQUENCE_PER_UNIT: Final = 8  # workgroups for shared keys that a compute unit needs ...
 FUSED_PER_UNIT: Final = 3  # ... and with arithmetic "fused", of which conversions are a larger part
 SHARING_RULE: Final = Formulas(
     {

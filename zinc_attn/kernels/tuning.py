@@ -22,9 +22,8 @@ def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
     """Invocations of a wave of pass 1: ``least`` (of ``DeviceInfo.layout``), twice as many where a lane would have
     more than CPU_SUMS, or 32 where fewer do not suit the shape.
 
-    vectors: query vectors of a workgroup; passes: over V. A CPU's driver loads what lanes have in common, the query and
-    the weights, with checks and branches for every subgroup. The fewer lanes have the keys and the dimensions between
-    them, the fewer of these loads there are.
+    vectors: query vectors of a workgroup; passes: over V. A CPU's driver loads the query and the weights, which lanes
+    have in common, with checks and branches for every subgroup: a smaller wave needs fewer of these loads.
     """
     size = least if vectors * shape.v_dim <= least * CPU_SUMS else 2 * least
     even = shape.v_dim // shape.value_slice % size == 0  # every lane has as many slices of V
@@ -34,8 +33,7 @@ def wave_size(least: int, shape: AttnShape, vectors: int, passes: int) -> int:
 def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP, layout: Layout = RDNA) -> int:
     """Query heads of a row that one workgroup of pass 1 serves. most: ``most_heads``.
 
-    Where a wave has no room for the sums of all of them it makes several passes over V, so that fewer workgroups
-    convert the same K.
+    A wave without room for all their sums makes several passes over V, so that fewer workgroups convert the same K.
     """
     return -(-shape.group // -(-shape.group // min(most, layout.vectors(shape))))
 
@@ -43,8 +41,8 @@ def heads_together(shape: AttnShape, most: int = limits.MAX_HEADS_PER_WORKGROUP,
 def most_heads(shape: AttnShape, nodes: int, compute_units: int, shared: int, layout: Layout = RDNA) -> int:
     """Query heads of a row that a workgroup serves at most, in a call of so many nodes of a KV head.
 
-    With twice as many K is converted half as often. They need shared memory, of which the device has ``shared`` bytes,
-    and leave half as many waves on a SIMD, so every compute unit must have a workgroup.
+    Twice as many heads convert K half as often. They need shared memory, of which the device has ``shared`` bytes, and
+    leave half as many waves on a SIMD, so every compute unit must have a workgroup.
     """
     least, most = limits.MAX_HEADS_PER_WORKGROUP, min(SHARED_VECTORS, layout.vectors(shape))
     pays = shape.group > least and nodes * shape.kv_heads * -(-shape.group // most) >= compute_units
@@ -60,9 +58,8 @@ def shared_rows(shape: AttnShape, shared: int, most: int = SHARED_VECTORS, layou
     """Query rows that one workgroup serves where rows share keys, with ``shared`` bytes of shared memory; 1: none do.
 
     With more rows, K and V are loaded and converted less often. RDNA's vector registers hold SHARED_VECTORS at half
-    the waves per SIMD (what is more than the sums of a pass takes several over V, each for a part of the head
-    dimensions); its scalar registers hold an address for each row and each head. most: query
-    vectors.
+    the waves per SIMD (sums beyond those of a pass take several passes, each for a part of the head dimensions); its
+    scalar registers hold an address for each row and each head. most: query vectors.
     """
     for wanted in (most, limits.MAX_HEADS_PER_WORKGROUP):
         vectors = min(wanted, layout.vectors(shape))

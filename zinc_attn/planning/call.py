@@ -1,7 +1,6 @@
 """A call of attention as a plan: requests in, submissions out. Pure: no device, no clock, no environment.
 
-``plan_call`` cuts the query rows of all requests into submissions that the device can hold, and ends soon enough. A
-``Submission`` has the work records of its rows.
+``plan_call`` cuts the query rows of all requests into submissions that the device can hold, and ends soon enough.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from .whole_context import whole_context_pays
 
 UPLOAD_ROWS: Final = 4096  # new rows up to which a call appends and attends in one submission
 # A recording has room for these at least: a context that grows from nothing then needs few.
-LEAST_ITEMS: Final = 16  # work items, and states
+LEAST_ITEMS: Final = 16  # work items and states, each
 LEAST_PAGES: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
 class CallPlan:
     """The submissions of a call, in order. upload_first: the new rows are too many for one submission with the query
-    rows, so they are appended beforehand, in submissions of their own. steady: the key of the calls that it serves
-    if it is one submission that appends the new rows; None: the plan serves this call alone."""
+    rows, so they are appended beforehand, in submissions of their own. steady: the key of the calls that the plan
+    serves if it is one submission that appends the new rows; None: it serves this call alone."""
 
     submissions: tuple[Submission, ...]
     upload_first: bool
@@ -165,8 +164,7 @@ class SubmissionPlanner:
     ) -> Submission:
         """The submission of ``slices`` that also appends the new rows of the requests ``uploads``.
 
-        partial: pass 1 alone; two_pass: pass 2 also where every row has one state. The requests of all slices go to the
-        matrix units, or none.
+        partial: pass 1 alone; two_pass: pass 2 even if every row has one state. All slices go to matrix units, or none.
         """
         facts, device, layouts = self.facts, self.facts.device, [self.layouts[piece.request] for piece in slices]
         whole = layouts[0].whole_context
@@ -244,7 +242,7 @@ class SubmissionPlanner:
         attended: list[Indices] | None,
         matrix: MatrixWorkgroup | None,
     ) -> tuple[Records, Records, tuple[slice, ...]]:
-        """ITEM and ROW records of the slices one behind the other, and the items of each slice."""
+        """The slices' ITEM records, their ROW records, and the items of each slice."""
         items, rows, spans, item, row, state = [], [], [], 0, 0, 0
         for i, (piece, layout) in enumerate(zip(slices, layouts, strict=True)):
             visible, shared = self._visible(piece), None if attended is None else attended[i]

@@ -1,8 +1,8 @@
 """How long a submission may take: a second, at a rate that every compute unit of a GPU reaches.
 
-Drivers take a submission that does not end within seconds for one that hangs, and reset the device (AMD's and Windows'
-after two to ten). No clock is asked: the work of a submission is counted, as multiplications of q and K and of weights
-and V. ``zinc-attn plan`` prints both. A CPU device has no such driver, and no bound.
+A driver resets the device where a submission does not end within seconds (AMD's and Windows' after two to ten). No
+clock is asked: the work of a submission is counted, in products of q and K and of weights and V. ``zinc-attn plan``
+prints the work and the bound. A CPU device has no such driver, and no bound.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def work_bound(facts: CallFacts, by_matrix: bool = False) -> int | None:
 
 def row_cost(layout: SplitLayout, facts: CallFacts, by_matrix: bool) -> int:
     """The part of a submission's ``max_states`` that a query row takes: its states, or more where its part of the work
-    is larger. A row without splits takes room for its total and for q, which may be larger."""
+    is larger. A row without splits takes room for its total and for q."""
     plan, shape, bound = layout.plan, facts.shape, work_bound(facts, by_matrix)
     states = ROOM * -(-shape.k_dim // (shape.v_dim + 2)) if layout.whole_context else max(plan.states, 1)
     work = (plan.context_len - plan.begin) * key_work(facts)

@@ -14,15 +14,14 @@ from .splits import first_seen
 from .submission import RecordingKey, Submission
 
 Keys = list[RecordingKey]  # of the submissions of a call, in order
-TURNS: Final = (-1, 0, 1, 2)  # keys beyond whole leaves that the row before a cut sees at the lengths planned around it
+TURNS: Final = (-1, 0, 1, 2)  # keys beyond whole leaves that the row before a cut sees at the planned lengths
 
 
 def growth_keys(
     tokens: int, batch: int, q_len: int, options: CallOptions, facts: CallFacts, *, by_rule: bool = False
 ) -> set[RecordingKey]:
     """The key of every submission of calls on ``batch`` sequences that share nothing and grow together to ``tokens``
-    keys, ``q_len`` new rows a call. q_len: at most ``tokens``. by_rule: the layout is the split rule's; else calls are
-    planned at both ends of every leaf.
+    keys, ``q_len`` (at most ``tokens``) new rows a call. by_rule: by the split rule; else each leaf's ends are planned.
     """
     growth = _Growth(tokens, batch, q_len, options, facts)
     leaves = range((q_len - 1) // KEYS_PER_LEAF, -(-tokens // KEYS_PER_LEAF))
@@ -65,9 +64,9 @@ class _Growth:
     def leaf(self, leaf: int) -> list[Keys]:
         """The keys at both ends of a leaf; the keys of all lengths between them are recorded, too.
 
-        Within a leaf sizes only grow or only shrink, so where both ends need the same, all between them do. A call that
-        is cut into submissions is the exception: as soon as the last row before a cut sees a new leaf, this submission
-        has other sizes. So the lengths around that one are planned, too.
+        Within a leaf sizes only grow or only shrink, so lengths between two ends of equal keys have the same keys. A
+        call that is cut into submissions is the exception: a submission has other sizes as soon as its last row sees a
+        new leaf. So the lengths around that length are planned, too.
         """
 
         def search(begin: int, begin_keys: Keys, end: int, end_keys: Keys) -> None:
@@ -92,7 +91,7 @@ class _Growth:
 
         A block is a leaf, or, with a window, a node, whose leaves stand for those of equal numbers in other nodes. In a
         run of blocks the window has begun to move in all or in none. From block to block of a run sizes only grow. So
-        where two blocks need the same, and each call is one submission, or the parts of one row, all between them do.
+        blocks between two blocks of equal keys have the same keys, if each call is one submission, or parts of one row.
         """
         size = 1 if self.options.window is None else LEAVES_PER_NODE
         blocks = range(leaves.start // size, -(-leaves.stop // size))
@@ -101,7 +100,7 @@ class _Growth:
             return [keys for leaf in _within(leaves, block * size, size) for keys in self.leaf(leaf)]
 
         def run_of(block: int) -> object:
-            if block in (blocks[0], blocks[-1]):  # which may be parts of blocks
+            if block in (blocks[0], blocks[-1]):  # these may be parts of blocks
                 return block
             lengths = [length for leaf in _within(leaves, block * size, size) for length in self.ends(leaf)]
             return [first_seen(n, self.q_len, self.options.window) > 0 for n in lengths]

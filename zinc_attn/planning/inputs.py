@@ -22,12 +22,11 @@ class Request(NamedTuple):
     """The query rows of one sequence.
 
     q_len: query rows; tokens: keys of the sequence, the new rows included; new_rows: how many of these the call
-    appends; table: the sequence's page table, the new rows' pages included; stamp: of two tables with the same stamp
-    the longer one begins with the shorter one; None where the plan is for this call alone; causal: whether a row sees
-    the keys before it alone, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
-    query row sees, where neither says them.
-    Where the sequence is a shard, ``end`` is the position behind the last query row, and ``shifts`` says for each node
-    of the shard how far its keys' positions are from their numbers in the shard.
+    appends; table: the sequence's page table, the new rows' pages included; stamp: the table's
+    (``Sequence.stamp``), None where the plan is for this call alone; causal: whether a row sees only the keys up to its
+    own, or all keys; mask: the addends of the rows' scores, or None; visible: the keys that each
+    query row sees, None where the causal rule and the window say it. Of a shard, end: the position after the last query
+    row; shifts: for each node, how far its keys' positions are from their numbers in the shard.
     """
 
     q_len: int
@@ -96,8 +95,7 @@ class CallFacts:
 @dataclass(frozen=True, eq=False)
 class CallOptions:
     """layout: the split layout of (tokens, q_len, window); window: keys that a row sees at most, or None;
-    cascade: see ``Attention``; scoring: the number of the scoring whose header words the recording carries;
-    arithmetic: the rows'."""
+    cascade: see ``Attention``; scoring: the number of the header words' scoring; arithmetic: the rows'."""
 
     layout: Callable[[int, int, int | None], SplitLayout]
     window: int | None = None

@@ -27,9 +27,8 @@ def item_records(
 ) -> Records:
     """ITEM records of query rows over a plan's node ranges (splits, 2); rows count from 0, no page table is set.
 
-    Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them. With ``rows_each`` up to
-    as many neighboring rows go into an item, whose keys [first, limit) move by 0 or by 1 from row to row; they share no
-    nodes in other items.
+    Rows of the same range are neighbors, so that a GPU's caches hold the keys for all of them. rows_each: an item has
+    up to so many neighboring rows, whose keys [first, limit) move by 0 or by 1 from row to row.
 
     A range of which the row sees no node gives no item; with ``keep_empty`` a row that sees no key still has its first
     range, whose state is the empty one. shared: (rows,) nodes at the front that other items attend for the row.
@@ -79,7 +78,7 @@ def _even_blocks(firsts: Indices, limits: Indices, rows_each: int) -> tuple[Indi
 
 
 def row_records(visible: Visible, plan: SplitPlan) -> Records:
-    """ROW records of query rows whose states lie one behind the other, ``plan.states`` for each row."""
+    """ROW records of query rows, whose states follow each other: ``plan.states`` for each row."""
     firsts, limits = visible
     rows = np.zeros(len(limits), ROW)
     node = firsts // KEYS_PER_NODE

@@ -1,4 +1,4 @@
-"""Split layouts of calls, kept: a decode step has the layout of the step before until its context fills a leaf."""
+"""A cache of split layouts: a decode step has the layout of the step before until its context fills a leaf."""
 
 from collections.abc import Callable
 from typing import Final
@@ -15,8 +15,7 @@ _KEPT: Final = 256
 class SplitLayouts:
     """Layouts by (tokens, q_len, window), made by ``plan``.
 
-    by_rule: whether ``plan`` is the split rule, which looks at whole nodes; contexts that end in the same leaf then
-    share a layout.
+    by_rule: whether ``plan`` is the split rule, by whose whole nodes contexts that end in the same leaf share a layout.
     """
 
     def __init__(self, plan: PlanFunction, *, by_rule: bool = False) -> None:

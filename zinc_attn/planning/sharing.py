@@ -37,7 +37,7 @@ def shared_nodes(limits: Indices, tables: list[NDArray[np.uint32]], page_size: i
     """The keys that query rows share, and (rows,) the nodes at each row's front that shared items attend.
 
     limits: (rows,) keys that each row sees; tables: its page table. Rows that share a prefix must be neighbors, as they
-    are when sorted by table. A prefix of some rows is followed by a longer one of fewer.
+    are when sorted by table. A prefix that many rows share comes before the longer prefix of fewer rows.
     """
     n = len(limits)
     common = _common_nodes(limits, tables, page_size)

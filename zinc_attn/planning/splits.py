@@ -28,8 +28,8 @@ PLAN_VERSION: Final = 4
 class SplitPlan:
     """A layout of one attention call. Built by ``plan_splits`` or ``SplitPlan.fixed``.
 
-    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len; those between are
-    whole nodes, multiples of 512. begin: keys before it are seen by no row (a window).
+    context_len: keys; boundaries: num_splits + 1 ascending key positions from begin to context_len, between which they
+    are multiples of 512. begin: no row sees a key before it (a window).
     """
 
     context_len: int
@@ -142,26 +142,6 @@ class SplitPlan:
             "begin": self.begin,
         }
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
-        """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
-        keys = {"version", "context_len", "shape", "boundaries", "q_len", "begin"}
-        if not isinstance(data, dict) or set(data) != keys:
-            got = sorted(map(str, data)) if isinstance(data, dict) else data
-            raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(got)}, expected {sorted(keys)}")
-        version, shape = data["version"], data["shape"]
-        if not isinstance(version, int) or isinstance(version, bool) or version != PLAN_VERSION:
-            raise ArgumentError(f"SplitPlan.from_dict: got version {shown(version)}, expected {PLAN_VERSION}")
-        heads = {"q_heads", "kv_heads", "head_dim"}
-        if not isinstance(shape, dict) or set(shape) not in (heads, {*heads, "v_head_dim", "latent"}):
-            raise ArgumentError(
-                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, "
-                "and of v_head_dim and latent where V is not like K"
-            )
-        if "v_head_dim" in shape:  # for which AttnShape, unlike a file, may have None
-            check_int("AttnShape.v_head_dim", shape["v_head_dim"], 1)
-        return cls(data["context_len"], AttnShape(**shape), data["boundaries"], data["q_len"], data["begin"])
-
     def fingerprint(self) -> str:
         """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
@@ -171,7 +151,7 @@ class SplitPlan:
 def plan_splits(
     context_len: int, shape: AttnShape, compute_units: int = 64, q_len: int = 1, window: int | None = None
 ) -> SplitPlan:
-    """The layout for ``context_len`` keys by the rule above.
+    """The layout for ``context_len`` keys by the split rule (``kernels.split_rule``).
 
     compute_units: of the device (64 for a Radeon AI PRO R9700); q_len: query rows of the call; window: keys a row sees
     at most, its own included. Splits are monotone in context_len.
@@ -193,17 +173,17 @@ def splits_of(nodes: int, shape: AttnShape, compute_units: int, q_len: int) -> i
 
 
 def first_seen(context_len: int, q_len: int, window: int | None) -> int:
-    """The lowest key that a row sees: the window of the first of q_len rows. 0 without a window."""
+    """The lowest key that some row sees: the first of q_len rows' window begins there. 0 without a window."""
     if window is None:
         return 0
     return max(context_len - q_len + 1 - check_int("window", window, 1), 0)
 
 
 def _positions(values: Any) -> tuple[int, ...]:
-    """Key positions as Python's ints; the first that is no position is refused."""
+    """Key positions as Python's ints. ArgumentError: the first value that is no position."""
     if not isinstance(values, (tuple, list, np.ndarray)) or getattr(values, "ndim", 1) != 1:
         raise ArgumentError(f"boundaries: got {shown(values)}, expected a sequence of key positions")
-    ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # what fixed and plan_splits make
+    ints = isinstance(values, tuple) and set(map(type, values)) == {int}  # as fixed and plan_splits make them
     if ints and min(values) >= 0 and max(values) <= MAX_CONTEXT:
         return tuple(values)
     return tuple(check_int("boundaries", value, 0, MAX_CONTEXT) for value in values)

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..canonical.constants import KEYS_PER_LEAF
-from ..kernels.records import Records
+from ..kernels.records import Records, Words
 from .inputs import CallFacts, CallOptions, Request
 from .submission import Submission
 
-Words = NDArray[np.uint32]
 SteadyKey = tuple[Hashable, ...]
 
 
@@ -25,12 +21,11 @@ def pages_per_leaf(page_size: int) -> int:
 def steady_key(requests: Sequence[Request], options: CallOptions, facts: CallFacts) -> SteadyKey | None:
     """The facts that calls of one plan share: decode steps, of one query row and at most one new row each.
 
-    The calls differ in ``tokens`` and in the pages of their last leaf alone, within the same leaves: the leaf with a
-    sequence's last key, with a window also the leaf with the first key seen, and, where nothing is appended, as many
+    The calls differ in ``tokens`` and in the pages of their last leaf alone, and agree in the leaf of each sequence's
+    last key, with a window also in the leaf of the first key seen, and, where nothing is appended, in the number of
     whole leaves, since only those are shared (a page that gets a new row is no other request's). All other fields of
-    the requests, the options and the device belong to the key. A layout that is not the split rule's may be the layout
-    of another of these lengths; no bit depends on it.
-    None for calls that are planned one by one.
+    the requests, the options and the device belong to the key. A layout that is not the split rule's may be made for
+    another of these lengths; no bit depends on it. None for calls that are planned one by one.
     """
     key: list[Hashable] = [options, facts]
     for request in requests:

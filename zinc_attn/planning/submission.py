@@ -26,8 +26,7 @@ class RowSlice(NamedTuple):
 class RecordingKey(NamedTuple):
     """The sizes and programs that a recorded submission has; it serves every submission of the same key.
 
-    Sizes are rounded up to powers of two, and are LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at
-    once.
+    Sizes are powers of two, rounded up, LEAST_ITEMS or LEAST_PAGES at least; surplus workgroups return at once.
     """
 
     single_pass: bool  # every row has at most one state, or its whole context, and pass 1 writes the output
@@ -51,10 +50,10 @@ class RecordingKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Submission:
-    """One submission of a call. Page tables lie one behind the other in ``tables``, each with room for the pages of
-    whole leaves; ``page_table`` words count from its begin, and the rows' ``mask`` words from that of ``masks``.
-    ``spans`` are the items of each slice, ``tables_at`` where its request's table begins; ``uploads`` are the requests
-    whose new rows it uploads, in order."""
+    """One submission of a call. tables: the page tables, one after another, each with room for the pages of whole
+    leaves; the records' ``page_table`` words count from their begin, and ``mask`` words from the begin of ``masks``.
+    spans: the items of each slice; tables_at: the begin of its request's table; uploads: the requests whose new rows
+    the submission uploads, in order."""
 
     key: RecordingKey
     slices: tuple[RowSlice, ...]

@@ -1,4 +1,4 @@
-"""Rows by matrix units whose workgroups attend the whole context, so that there are no partial states to merge."""
+"""Rows by matrix units whose workgroups attend the whole context, which leaves no partial states to merge."""
 
 from .arithmetic import Arithmetic
 from .inputs import CallFacts
@@ -8,7 +8,7 @@ from .splits import SplitPlan
 def whole_context_pays(plan: SplitPlan, rows: int, facts: CallFacts, arithmetic: Arithmetic) -> bool:
     """Whether ``rows`` rows of a sequence make enough workgroups that each attends all nodes; no bit depends on it.
 
-    plan: that of the split rule. One row never does: a decode step is for many splits.
+    plan: the split rule's. A single row never does, since a decode step needs many splits.
     """
     if rows < 2 or plan.states < 2:
         return False

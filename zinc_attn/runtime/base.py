@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from ..errors import ArgumentError, ClosedError, ForkedProcessError, ZincAttnError
-from .protocol import DeviceInfo, Use, Words
+from ..kernels.records import Words
+from .protocol import DeviceInfo, Use
 from .refusals import no_host_memory, output_words, write_words
 
 
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 def entered(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Runs a method under the runtime's lock, in the process that made it, while it is open and not lost."""
+    """Run a method of a runtime under its lock, in the process that opened it, while it is open and not lost."""
 
     @functools.wraps(method)
     def entered(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +60,7 @@ def entered(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 
 class RuntimeBase(Generic[B, R]):
-    """The calls of the protocol's Runtime that every dispatcher answers in the same way, and its own objects."""
+    """The methods of the protocol's Runtime, and the checks of its objects, that all dispatchers share."""
 
     buffer_type: type[B]
     recording_type: type[R]

@@ -1,4 +1,4 @@
-"""A line of the log where a driver compiles for long, so that no first call stalls without a word."""
+"""A line in the log where a driver compiles for long, which explains why a first call takes long."""
 
 import logging
 import threading
@@ -21,7 +21,7 @@ def tell(info: DeviceInfo, kernels: Iterable[str]) -> None:
 
 @contextmanager
 def telling(info: DeviceInfo, kernel: str) -> Iterator[None]:
-    """``tell`` it once if the block, a call into the driver, takes longer than LONG_S."""
+    """``tell`` once of ``kernel`` if the block, a call into the driver, takes longer than LONG_S."""
     timer = threading.Timer(LONG_S, tell, (info, [kernel]))
     timer.daemon = True
     try:

@@ -1,4 +1,4 @@
-"""A Vulkan device opened through one of the two dispatchers."""
+"""A device opened through one of the dispatchers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def default_runtime() -> str:
 
 
 class QueuedRecordings:
-    """Recordings of one submission of a ``together`` block, made by ``send``, or before its first result is read."""
+    """Recordings of one submission of a ``together`` block, submitted by ``send``, or before a result is read."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -104,7 +104,7 @@ class QueuedRecordings:
         self._recordings.append(recording)
 
     def send(self) -> None:
-        """Submit; a second call does nothing, or raises the error of the first. After Ctrl-C it may be made again."""
+        """Submit. A second call does nothing, or raises the error of the first. After Ctrl-C it may be called again."""
         if self._failure is not None:
             raise self._failure()
         if self._recordings and not self._sent:
@@ -117,7 +117,7 @@ class QueuedRecordings:
         self._sent = True
 
     def drop(self) -> None:
-        """Submit nothing after an interrupt kept ``send`` from it: other calls may own its buffers by now."""
+        """Submit nothing after an interrupt before ``send``: other calls may own the recordings' buffers by now."""
         if self.open:
             self._failure = lambda: ClosedError("submit: the together block was interrupted before it was submitted")
 
@@ -142,7 +142,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         self.lock = threading.RLock()  # serializes calls that are more than one runtime call
         self._kernels: dict[tuple[str, tuple[int, ...]], Kernel] = {}
         self._way: Way | None = None
-        self._checked = False  # whether the driver computes the float functions of the kernels rightly
+        self._checked = False  # whether ``check_primitives`` has passed
         self.together_block: QueuedRecordings | None = None
         self._closed = False
 
@@ -150,11 +150,10 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def open(cls, device: int | str | None = None, *, runtime: str | None = None) -> Device:
         """Open a device.
 
-        device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(),
-        or a piece of the name; "cpu" is the processor itself, which is the best where there is no Vulkan device, and
-        is meant where runtime="cpu", its only one. runtime: "kompute" or "vulkan"; None for $ZINC_ATTN_RUNTIME, or else
-        "kompute" where its package kp is installed as scripts/build_kp.sh builds it, and "vulkan" where it is not: the
-        same bits.
+        device: None for $ZINC_ATTN_DEVICE or else the best (discrete, integrated, cpu); an index of list_devices(), or
+        a piece of the name. "cpu" is the processor itself: the best where there is no Vulkan device, and the default of
+        runtime="cpu", its only runtime. runtime: "kompute" or "vulkan", with the same bits; None for
+        $ZINC_ATTN_RUNTIME, or else "kompute" where the package kp of scripts/build_kp.sh is installed, else "vulkan".
         DeviceNotFoundError, NoVulkanError, RuntimeUnavailableError.
         """
         named = device is not None or os.environ.get("ZINC_ATTN_DEVICE") or asked_runtime(runtime) == CpuRuntime.name
@@ -168,9 +167,9 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         """A Device on a host program's kp.Manager, which is never destroyed. Close it before the manager.
 
         index: None, or the manager's device in list_devices(); DeviceNotFoundError for another. ClosedError where the
-        manager was destroyed. It has what the manager's device has: kp asks for no subgroup size and no matrix units.
-        For hosts that record this package's operations in their own kp.Sequence (``Attention.record``). Before the
-        first kernel the driver is asked for known results, which is a submission to the manager's queue.
+        manager was destroyed. Kernels get no subgroup size and no matrix units, for which kp does not ask. For hosts
+        that record this package's operations in their own kp.Sequence (``Attention.record``). Before the first kernel
+        the driver is asked for known results, by a submission to the manager's queue.
         """
         if not isinstance(manager, load_kp().Manager):
             raise ArgumentError(f"manager: got {shown(manager)}, expected a kp.Manager")
@@ -185,7 +184,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def kernel(self, decl: KernelDecl, spec: tuple[int, ...]) -> Kernel:
         """The pipeline of a kernel with its specialization constants, made once per device.
 
-        WrongResultError: the driver computes a float function otherwise, which is checked before the first kernel.
+        WrongResultError: a float function of the driver has other bits, which the first call checks.
         """
         key = (decl.name, spec)
         if key not in self._kernels:
@@ -211,15 +210,17 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         return INTEGER_SUMS if arithmetic == "integer" else CANONICAL
 
     def attends_by_units(self, shape: AttnShape) -> bool:
-        """Whether int8 matrix units attend many rows of arithmetic "integer": a GPU's, or with $ZINC_ATTN_UNITS=1 a
-        CPU's, with 0 none, of a package built with their kernel."""
+        """Whether int8 matrix units attend many rows of arithmetic "integer": a GPU's if the package has their kernel.
+
+        $ZINC_ATTN_UNITS: 1 for a CPU's units, too; 0 for none.
+        """
         asked, info = os.environ.get("ZINC_ATTN_UNITS"), self.info
         if not (asked == "1" if asked else info.kind != "cpu") or not (SPIRV / UNITS.file).exists():
             return False
         return matrix_workgroup(shape, info.matrix, info.kind, 1, integer=True) is not None
 
     def dispatch(self, call: KernelCall, buffers: Mapping[str, Buffer]) -> Dispatch:
-        """A kernel call bound to buffers, by the names that it uses."""
+        """The dispatch of a kernel call, with the buffers that it names."""
         kernel = self.kernel(call.decl, call.spec)
         return Dispatch(kernel, tuple(buffers[name] for name in call.buffers), call.groups, call.independent)
 
@@ -227,8 +228,8 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
     def together(self) -> Iterator[None]:
         """Calls of ``Attention.submit`` in the block go to the device in one submission when it ends.
 
-        For calls of different caches, a draft and a target model's, whose inputs are there. Where a result is needed
-        within the block, what was submitted until then goes first. Other threads' calls wait for the block's end.
+        Their caches differ, as those of a draft and a target model do, and no call needs another's result. A result
+        that is needed within the block submits the calls until then. Other threads' calls wait for the block's end.
         """
         with self.lock:
             outer, self.together_block = self.together_block, QueuedRecordings(self.runtime)
@@ -249,7 +250,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
         return self.together_block
 
     def flush(self) -> None:
-        """Submit what a ``together`` block holds so far; whoever reads the results hears of a failure."""
+        """Submit the recordings of a ``together`` block so far. Reading the results raises the error of a failure."""
         if self.together_block is not None:
             with suppress(ZincAttnError):
                 self.together_block.send()
@@ -276,8 +277,7 @@ class Device(Uncopied, instead="Device.open opens it in another process"):
 
 
 def load_spirv(decl: KernelDecl, kind: str = "cpu") -> bytes:
-    """The SPIR-V words of a kernel for a kind of device; for GPUs all loops are unrolled. KernelError where the package
-    was not built."""
+    """The SPIR-V of a kernel for a kind of device; a GPU's has its loops unrolled. KernelError: it was not built."""
     path = SPIRV / decl.file
     if not path.exists():
         if why := build_record().get("missing", {}).get(decl.name):

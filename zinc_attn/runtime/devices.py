@@ -1,8 +1,7 @@
 """The Vulkan devices of this machine: their facts, their memory, and which of them a request names.
 
-Each question makes an instance and destroys it, so the answers are right after fork(), too. The question for memory,
-which every cache asks, uses the instance that this process keeps, if there is one: a driver reads its files for each
-new instance.
+Each query makes an instance and destroys it, so that it works after fork(), too. The query for memory, which every
+cache makes, uses the instance that this process keeps, if any: a driver reads its files for each new instance.
 """
 
 import math
@@ -95,11 +94,11 @@ def vendor_name(vendor_id: int) -> str:
 
 
 def choose(devices: Sequence[DeviceInfo], request: int | str | None = None) -> DeviceInfo:
-    """The device that ``request`` names. None: discrete, integrated, virtual, cpu, other; then by index. Native code of
-    the processor comes last.
+    """The device that ``request`` names.
 
-    An int or a string of digits is an index; any other string a piece of the name in any case (a whole name
-    wins over a piece). DeviceNotFoundError, which lists what exists, unless exactly one matches.
+    None: discrete, integrated, virtual, cpu, other, then by index; native code of the processor comes last. An int or a
+    string of digits is an index; any other string a piece of the name in any case (a whole name wins over a piece).
+    DeviceNotFoundError, which lists the devices, unless exactly one matches.
     """
     if not devices:
         raise NoVulkanError(f"there is no Vulkan device: {INSTALL_DRIVER}")
@@ -177,8 +176,8 @@ def _refusal(limits: Any) -> str | None:
 
 
 def _layout(vk: Vulkan, physical: Any, props: Any, kind: str, extensions: set[str], api: int) -> Layout:
-    """How pass 1 lies in its registers: CPU_WAVE lanes on a CPU device whose compiler takes seconds for the larger
-    programs, not half a minute."""
+    """How pass 1 lies in the device's registers. CPU devices get CPU_WAVE lanes, whose programs are larger, where LLVM
+    compiles these in seconds and not in half a minute."""
     if kind == "cpu":
         llvm = re.search(r"LLVM (\d+)", vk.text(props.deviceName))
         return CPU._replace(lanes=CPU_WAVE) if llvm is not None and int(llvm[1]) >= FAST_LLVM else CPU
@@ -236,7 +235,7 @@ def _main_heap(heaps: Sequence[Heap]) -> Heap:
 
 
 def _compute_units(vk: Vulkan, physical: Any, kind: str, extensions: set[str]) -> tuple[int, str]:
-    """(count, which query gave it); a count of 0 from a driver means that it does not know."""
+    """(count, its source). A driver that does not know the count reports 0."""
     for extension, struct, factors in _UNIT_QUERIES:
         if extension in extensions:
             told = vk.properties(physical, struct)[1]

@@ -30,7 +30,7 @@ _NO_DRIVER_RESULTS: Final = (-3, -6, -7, -8, -9)  # initialization, layer, exten
 
 
 class Heap(NamedTuple):
-    """A memory heap: its size, what VK_EXT_memory_budget says is free (else the size), and where it lies."""
+    """A memory heap: its bytes, free bytes by VK_EXT_memory_budget (else all), and whether it is the device's."""
 
     size: int
     free: int
@@ -132,8 +132,7 @@ class Vulkan:
     def keep_drivers_loaded(self) -> None:
         """Make one instance that is never destroyed, so that closing the last other one unloads no driver.
 
-        Drivers leave something behind at each unloading: SwiftShader a file descriptor and a thread key, of
-        which a process has 1,024.
+        Unloading a driver leaks: SwiftShader leaves a file descriptor and one of the process's 1,024 thread keys.
         """
         if self._pin is None:
             self._pin = (*self.create_instance(), os.getpid())
@@ -201,8 +200,7 @@ class Vulkan:
         ]
 
     def compute_family(self, physical: Any, wanted: int | None = None) -> tuple[int, int]:
-        """(queue family index, timestampValidBits) of the first family with compute, or of family ``wanted``; index -1:
-        there is none."""
+        """(index, timestampValidBits) of the first queue family with compute, or of family ``wanted``; else (-1, 0)."""
         query = self.lib.vkGetPhysicalDeviceQueueFamilyProperties
         families = self.listed(query, "VkQueueFamilyProperties", physical)
         for index, family in enumerate(families):

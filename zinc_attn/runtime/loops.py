@@ -13,8 +13,7 @@ NO_HINT, UNROLL = 0, 1
 def unrolled(spirv: bytes) -> bytes:
     """The module with the hint to unroll on every loop that has none.
 
-    An array that a loop indexes lies in registers where the compiler unrolls the loop, else in memory. native's
-    za_unrolled does the same.
+    An array that an unrolled loop indexes lies in registers, else in memory. native's za_unrolled does the same.
     """
     words, place = np.frombuffer(spirv, np.uint32).tolist(), HEADER_WORDS
     while place < len(words):

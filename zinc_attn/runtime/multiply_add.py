@@ -1,4 +1,4 @@
-"""The question to a device before arithmetic "fused": which way does it make a * b + c with one rounding?"""
+"""The question to a device before arithmetic "fused": how does it compute a * b + c with one rounding?"""
 
 from typing import Final, Literal, get_args
 
@@ -10,8 +10,7 @@ from ..kernels.declarations import FUSED_EMULATED, FUSED_NATIVE, MULTIPLY_ADD
 from .primitives import answers
 from .protocol import Runtime
 
-# Best first: the operation of VK_KHR_shader_fma, which rounds once by its definition; GLSL's function, which may; and
-# float32 operations, several for one.
+# Best first: VK_KHR_shader_fma's operation, which rounds once; GLSL's function, which may; several float32 operations.
 Way = Literal["OpFmaKHR", "fma()", "emulated"]
 WAYS: Final[tuple[Way, ...]] = get_args(Way)
 CONSTANT: Final[dict[Way, int]] = {"OpFmaKHR": FUSED_NATIVE, "fma()": FUSED_NATIVE, "emulated": FUSED_EMULATED}

@@ -8,7 +8,8 @@ import numpy as np
 from ..canonical import primitives
 from ..errors import WrongResultError
 from ..kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
-from .protocol import Dispatch, Kernel, Runtime, Use, Words
+from ..kernels.records import Words
+from .protocol import Dispatch, Kernel, Runtime, Use
 
 _UNWRITTEN: Final = 0xFFFFFFFF  # a NaN, and no result
 _WHAT: Final = {

@@ -1,8 +1,7 @@
 """The protocol between this package and a dispatcher. ``kompute``, ``vulkan`` and ``cpu`` implement it.
 
-A runtime makes buffers and kernels, records lists of dispatches once, and replays them. It knows nothing of
-attention. All data are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, and, in a
-forked child, ForkedProcessError.
+A runtime makes buffers and kernels, records lists of dispatches once, and replays them, without knowing attention. Data
+are uint32 words. Every method may raise DeviceMemoryError, DeviceLostError, ClosedError, or ForkedProcessError.
 """
 
 from collections.abc import Sequence
@@ -11,13 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..kernels.declarations import KernelDecl
 from ..kernels.device_info import DeviceInfo as DeviceInfo  # noqa: PLC0414  (it is imported from here)
-
-Words = NDArray[np.uint32]
+from ..kernels.records import Words
 
 
 class Use(Enum):
@@ -52,7 +47,7 @@ class Kernel(Protocol):
 class Dispatch:
     """One kernel launch: ``buffers`` in binding order, ``groups`` workgroups in x, y, z.
 
-    independent: it writes other parts of the buffers than the dispatch before it, and need not wait for that.
+    independent: it writes other parts of the buffers than the dispatch before it, and need not wait for that dispatch.
     """
 
     kernel: Kernel
@@ -103,7 +98,7 @@ class Runtime(Protocol):
     def start(self, *recordings: Recording) -> None:
         """Submit, all in one submission.
 
-        Every later call of the runtime waits for it first, and raises where it has failed. It has no ``timings``.
+        Every later call of the runtime first waits for the submission, and raises its error. It has no ``timings``.
         """
 
     def timings(self, recording: Recording) -> list[tuple[float, float]]:
@@ -136,8 +131,7 @@ class HostSequences(Protocol):
         """Whether the device is the host program's own, whose sequences it can record into."""
 
     def host_tensor(self, tensor: Any, name: str) -> HostTensor:
-        """A tensor of the host as a buffer. ArgumentError, which names it, where it is not of the host's device, or its
-        elements have not 4 bytes."""
+        """A tensor of the host as a buffer. ArgumentError: another device's, or elements of another size than 4."""
 
     def host_output(self, nbytes: int) -> HostTensor:
         """A new tensor like the host's own, which the host's operations can bind and copy."""
@@ -145,5 +139,5 @@ class HostSequences(Protocol):
     def record_into(self, sequence: Any, steps: Sequence[Dispatch], out: HostTensor) -> HostRecording:
         """Record ``steps`` at the end of the host's sequence, and then the copy of ``out`` to the host.
 
-        Closing frees what they need, but for ``out``, which lives as long as someone holds it.
+        Closing frees the steps' objects, but not ``out``, which lives as long as someone holds it.
         """

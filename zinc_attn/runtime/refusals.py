@@ -1,6 +1,7 @@
-"""Refusals and errors that both dispatchers make."""
+"""Refusals and errors that all dispatchers make."""
 
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -9,12 +10,8 @@ import numpy as np
 
 from ..checks import check_int
 from ..errors import ArgumentError, ClosedError, DeviceMemoryError, DTypeError, LimitError
-from .protocol import Buffer, DeviceInfo, Dispatch, Use, Words
-
-try:
-    import resource
-except ImportError:  # Windows has no address-space limit
-    resource = None  # type: ignore[assignment]
+from ..kernels.records import Words
+from .protocol import Buffer, DeviceInfo, Dispatch, Use
 
 COMPILE_HEADROOM: Final = 512 << 20  # address space that a CPU driver's compiler is given at least
 MEMORY_HEADROOM: Final = 32 << 20  # address space that an allocation of device memory leaves at least
@@ -51,7 +48,7 @@ def check_step(index: int, step: Dispatch, info: DeviceInfo) -> None:
 
 
 def write_words(buffer: Buffer, view: Words | None, data: Words, offset: int) -> None:
-    """Copy ``data`` to ``view``, what the host sees of a buffer, from word ``offset``; or refuse that."""
+    """Copy ``data`` to a buffer's host ``view`` from word ``offset``. ArgumentError, DTypeError: it does not fit."""
     if view is None:
         raise ArgumentError(f"buffer: got a {buffer.use.value} buffer, which the host cannot write")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint32:
@@ -98,14 +95,14 @@ def no_host_memory(info: DeviceInfo) -> DeviceMemoryError:
 
 def _limit(info: DeviceInfo, name: str) -> int | None:
     """A limit of a CPU device's process, by its name in ``resource``; None where there is none."""
-    if info.kind != "cpu" or resource is None:
+    if info.kind != "cpu":
         return None
     limit, _ = resource.getrlimit(getattr(resource, name))
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def address_space(info: DeviceInfo) -> tuple[int, int] | None:
-    """(RLIMIT_AS, what it leaves) of a CPU device's process; None where there is no limit or it cannot be known."""
+    """(RLIMIT_AS, bytes that it leaves) of a CPU device's process; None: there is no limit, or it is not known."""
     if (limit := _limit(info, "RLIMIT_AS")) is None:
         return None
     try:
@@ -133,8 +130,8 @@ def check_compile_room(info: DeviceInfo) -> None:
 def check_memory_room(info: DeviceInfo, nbytes: int) -> None:
     """DeviceMemoryError unless the process's limits let a CPU device's driver take ``nbytes`` of memory.
 
-    lavapipe maps them at once and does not look whether that worked: the first access would end the process. RLIMIT_AS
-    must leave MEMORY_HEADROOM besides; see also ``_check_file_room``.
+    lavapipe maps the bytes at once and ignores a failure: the first access would end the process. RLIMIT_AS must leave
+    MEMORY_HEADROOM besides; see also ``_check_file_room``.
     """
     room = address_space(info)
     if room is not None and room[1] < nbytes + MEMORY_HEADROOM:
@@ -149,8 +146,8 @@ def check_memory_room(info: DeviceInfo, nbytes: int) -> None:
 def _check_file_room(info: DeviceInfo, nbytes: int) -> None:
     """DeviceMemoryError unless RLIMIT_FSIZE lets a CPU device's driver take ``nbytes`` and FILE_HEADROOM.
 
-    lavapipe keeps all memory of a device in one file that has no name, and SwiftShader the code of each kernel. Neither
-    notices that such a file cannot grow, and the first access beyond its end would end the process.
+    lavapipe keeps all memory of a device in one unnamed file, and SwiftShader the code of each kernel. Neither driver
+    notices that its file cannot grow, and the first access beyond the end would end the process.
     """
     if (limit := _limit(info, "RLIMIT_FSIZE")) is None:
         return

@@ -1,8 +1,8 @@
 """Containers of living objects that an interrupt cannot leave half changed.
 
-Python reports an interrupt in the callback of a weak reference, or in a finalizer, and does not raise it: the user's
-Ctrl-C would be lost, and what the callback was to do undone. ``weakref``'s containers have such callbacks, in Python.
-Here each change is one call into C, and so is each callback: no bytecode runs where an object dies.
+Python reports an interrupt in a weak reference's callback, or in a finalizer, and does not raise it: the user's Ctrl-C
+would be lost, and the callback's work undone. ``weakref``'s containers have such callbacks, in Python. Here each change
+and each callback is one call into C: no bytecode runs where an object dies.
 """
 
 import weakref
@@ -16,8 +16,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The living objects that were added and not discarded, in no particular order.
 
-    dead: references to objects that were collected since the last ``purge``, which the owner calls now and then;
-    whoever wants to hear of the death of another object may let its weak reference call ``dead.append``.
+    dead: references to objects that were collected since the last ``purge``, which the owner calls now and then. Weak
+    references to other objects may call ``dead.append``, too.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class _Tie(weakref.ref[Any]):
 
 
 class Keeper:
-    """Keeps what objects need and do not own, until they are collected."""
+    """Keeps the things that an object needs and does not own, until the object is collected."""
 
     def __init__(self) -> None:
         self._kept: dict[_Tie, tuple[Any, ...]] = {}

@@ -3,8 +3,7 @@
 A kit (scripts/kit) adds models of llama.cpp, whose steps ``llama_kit.py`` of its folder runs.
 
 The report is made to be attached to a public bug report, so it is built from facts that name no person and no machine:
-the rows of the commands, facts of the device and versions. The commands' stderr may name folders; it goes to
-the terminal and never into the report.
+the rows of the commands, facts of the device and versions. The commands' stderr may name folders; it is never in it.
 """
 
 import json
@@ -50,7 +49,7 @@ MOST_FAULTS: Final = 20  # in report.md; report.json has all
 QUICK_CHECK: Final = ("--quick",)  # arguments of check with --quick or --minutes, and on a CPU device
 MORE_CHECKS: Final = ("--quick", "--arithmetic", "fused"), ("--quick", "--arithmetic", "integer")
 GRAPH_CHECK: Final = ("--graph",)
-UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have such units
+UNITS_CHECK: Final = ("--quick", "--arithmetic", "matrix")  # where the device and the package have matrix units
 PACKAGE_ROOT: Final = Path(__file__).parents[2]
 COMMAND: Final = f"{__package__.split('.', maxsplit=1)[0]}.cli"
 # Variables that change what a driver does, and so the measurement; their values are words and numbers.
@@ -84,8 +83,8 @@ class ProofSpec:
 
     runtime: the dispatcher. contexts: keys. restarts: how often everything is repeated, each time with new processes
     and an empty pipeline cache. quick: the quick cases of check and the first model alone, which a CPU device always
-    has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: those of all, with the quick
-    cases of check. kit: the file of its models, beside llama.cpp's programs. pictures: beside the commands' files.
+    has, and 5 timed runs a point. timeout_s: seconds that one command may take. budget_s: seconds of all
+    commands, which then take the quick cases of check. kit: a kit's file of models. pictures: whether to leave PNGs.
     """
 
     info: DeviceInfo
@@ -121,7 +120,7 @@ class ProofSpec:
         units = self.info.matrix.fragment and (SPIRV / MATRIX.file).exists()
         for options in [*checks, UNITS_CHECK] if units else checks:
             yield Step("check", (*options, *on), (*command, "check"))
-        if self.info.integer_dots:  # which products of quantized weights need
+        if self.info.integer_dots:  # products of quantized weights need them
             runtime = CPU if self.info.native else "vulkan"
             yield Step("check", (*GRAPH_CHECK, *on[:3], runtime, "--json"), (*command, "check"))
         if self.info.integer_dots and self.kit:
@@ -147,8 +146,8 @@ def models_of(kit: Path) -> list[str]:
 def prove(spec: ProofSpec, folder: Path, on_step: Callable[[Record], Any] = lambda _: None) -> dict[str, Any]:
     """Run the steps of ``spec`` and leave report.md, report.json and the commands' files in ``folder``; the report.
 
-    Both are written anew after every step, so a machine that freezes leaves the steps before. A step that
-    fails stops nothing. on_step sees each step. ArgumentError: the folder takes no files.
+    Both are written anew after every step, for a machine that freezes; a step that fails stops nothing. on_step sees
+    each step. ArgumentError: the folder takes no files.
     """
     steps, end = list(spec.steps()), monotonic() + spec.budget_s
     report: dict[str, Any] = {
@@ -223,8 +222,7 @@ def outcome(step: Record) -> str:
 
 
 def checks_of(report: Record) -> list[tuple[int, str, str | None, list[Record]]]:
-    """(restart, command, digest over all cases, cases) of every step with bits. The digest is None where the step did
-    not get that far."""
+    """(restart, command, digest over all cases, cases) of each step with bits; digest None: the step ended before."""
     checks = [step for step in report["steps"] if step["tool"] in ("check", "llama")]
     digests = (next((row["run"] for row in step["rows"] if "run" in row), None) for step in checks)
     cases = ([row for row in step["rows"] if "case" in row] for step in checks)

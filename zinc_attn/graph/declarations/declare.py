@@ -38,8 +38,7 @@ _FUNCTIONS: Final = {"elements": lambda x: math.prod(x.n), "rows": lambda x: mat
 class GraphKernel:
     """A kernel of the graph: its declaration, and the fields of its parameters.
 
-    Its grid is a formula of the parameters ``p``. ``elements`` and ``rows`` of a tensor are products of its sizes: of
-    all, and of dimensions 1, 2 and 3.
+    Its grid is a formula of the parameters ``p``; ``elements`` and ``rows`` multiply all sizes, or sizes 1 to 3.
     """
 
     decl: KernelDecl
@@ -86,5 +85,5 @@ def kernel(
     return declared
 
 
-# Results in float32 and, as QUANTIZE makes it of them, as int8.
+# Bindings of a result's int8 form, as QUANTIZE makes it.
 AS_INT8: Final[dict[str, Access]] = {"q": "write", "scales": "write"}

@@ -1,4 +1,4 @@
-"""Element by element, and copies that attention's operands want."""
+"""Operations element by element, and FIT, which copies attention's operands."""
 
 from typing import Final
 
@@ -6,8 +6,7 @@ from ...kernels.declarations import Access
 from .declare import AS_INT8, OF_BLOCKS, OF_ELEMENTS, Field, kernel, tensors
 
 FLOAT_TYPES: Final = ("f32", "f16", "bf16")  # numbered by specialization constants type, x_type, ...
-# An invocation has a word of y. A 16-bit y is contiguous and begins on a word, and where its elements are odd in
-# number, the half after them stays.
+# An invocation writes a word of y. A 16-bit y is contiguous and begins on a word; half a word after its elements stays.
 _OF_WORDS: Final = "ceil_div(elements(p.y), 512 if {} else 256)"
 BINARY_OPS: Final = ("add", "sub", "mul", "div")  # specialization constant op
 # y = a op b; b's sizes divide a's, and it repeats.
@@ -24,8 +23,7 @@ UNARY_OPS: Final = (
     *("scale", "clamp", "sqr", "sqrt", "log", "sin", "cos", "leaky_relu", "fill"),
 )
 FOLLOW_OPS: Final = ("none", "mul", "add", "scale")  # operations that may follow another, each with its own rounding
-# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: give
-# y's tensor and buffer.
+# y = op(x), then none, mul or add of ``other``, which repeats as in BINARY. fill reads no x: bind y in its place.
 UNARY: Final = kernel(
     "unary",
     {"x": "read", "other": "read", "y": "write"},
@@ -59,6 +57,6 @@ ADD_ID: Final = kernel(
     "add_id", {"a": "read", "b": "read", "ids": "read", "y": "write"}, (), tensors("a", "b", "ids", "y"), OF_ELEMENTS
 )
 
-# y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32, apart from each
-# other. For attention's q, least is 2**-40; for a tensor of its results, 0.
+# y = x where x has an element in dimension 0, else 0; magnitudes below ``least`` become +0. float32; x and y do
+# not overlap. For attention's q, least is 2**-40; for a tensor of attention's results, 0.
 FIT: Final = kernel("fit", {"x": "read", "y": "write"}, (), (*tensors("x", "y"), Field("least", "float")), OF_ELEMENTS)

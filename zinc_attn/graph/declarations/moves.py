@@ -16,10 +16,9 @@ MOVE_TYPES: Final = (  # specialization constants source and target
 # set_rows  y[i, ids[j, k mod .., l mod ..], k, l] = x[i, j, k, l]: SET_ROWS; a row that y does not have is not written
 MOVE_OPS: Final = ("linear", "wrap", "pad", "get_rows", "set_rows")
 _IDS = Field("id_words", "uint", "words of an index, 1 (i32) or 2 (i64); ids' numbers count indices")
-# source and target may be of one type, which moves bits (i64: as twice as many i32), or of f32, f16, bf16, i32; or
-# source is of blocks: offset and steps of x count half words then, n[0] values, s[0] is a block's.
-# An invocation has an element of a row of y (of set_rows: of x), or where y.s[0] is 1 a word of it, which has _OF_WORD
-# elements. No half of a word beyond y's elements changes.
+# source and target are one type, whose bits move (i64: as twice as many i32), or two of f32, f16, bf16, i32. Or source
+# is a type of blocks: then x's offset and steps count half words, n[0] values, and s[0] is a block's.
+# An invocation has an element of a row of y (of set_rows: of x), or, where y.s[0] is 1, a word, of which it writes y's.
 _ROWS: Final = f"rows(p.x if op == {MOVE_OPS.index('set_rows')} else p.y)"
 _F32, _I32, _I8 = map(MOVE_TYPES.index, ("f32", "i32", "i8"))
 _OF_WORD: Final = f"(4 if target == {_I8} else 1 if target == {_F32} or target == {_I32} else 2)"
@@ -39,10 +38,10 @@ TO_BLOCKS: Final = kernel(
     f"ceil_div({_ROWS} * p.y.n[0], 32)",
 )
 # Indices of x's elements in order along dimension 0, int32: by value, equal ones by index; NaN are last.
-# sort      each piece of ``columns`` candidates of a row by itself; the first ``keep`` of each go to y, piece behind
+# sort      each piece of ``columns`` candidates of a row by itself; the first ``keep`` of each go to y, piece after
 #           piece. Candidates of a row are its columns, or, of sort_ids, ``count`` indices in ids.
 #           Columns are a power of two, 2 to SORT_PIECE.
-# exchange  compare and exchange in y what is ``distance`` apart, or, with mirror, what has the same distance from the
+# exchange  compare and exchange in y indices that lie ``distance`` apart, or, with mirror, as far before as after the
 #           middle of each ``2 * distance``.
 # merge     the same for distances SORT_PIECE / 2 ... 1 in each SORT_PIECE of y; columns are SORT_PIECE.
 # A row longer than SORT_PIECE: sort with keep = columns = SORT_PIECE; then for size = 2, 4, ... * SORT_PIECE below

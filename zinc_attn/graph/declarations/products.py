@@ -47,7 +47,7 @@ _VEC: Final = (
     "columns",  # rows of x that a workgroup multiplies, 1 to 8; it divides y.n[1]
     "workgroup_size",  # invocations, 32 for each wave; waves share the superblocks
     "subgroups",  # 1: the driver was asked for subgroups of 32, or has no others
-    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory; a lone wave has it for glu alone
+    "superblocks",  # of a round: 128 * columns * superblocks bytes of shared memory; a lone wave uses it for glu alone
     "ahead",  # superblocks that a wave loads before it uses their first pieces, for GPUs; 0: pieces as it uses them
     "add",  # 1: y = w x + added
     "experts",  # 1: y's columns have a matrix each; columns is 1
@@ -63,7 +63,7 @@ _TILE: Final = (
     "type",
     "tile_rows",  # of w that a workgroup multiplies
     "tile_columns",  # and rows of x
-    "own_rows",  # of these an invocation; of quantized weights a multiple of 4
+    "own_rows",  # of tile_rows those of an invocation; for quantized weights a multiple of 4
     "own_columns",
     "workgroup_size",  # tile_rows / own_rows * tile_columns / own_columns
     "add",
@@ -71,9 +71,9 @@ _TILE: Final = (
 )
 # All need the device's shaderIntegerDotProduct.
 MUL_MAT: Final = kernel("mul_mat", _PRODUCT_BINDINGS, _TILE, _PRODUCT_PARAMS, _TILE_GRID)
-# glu: 1 + a GLU_OP, swiglu or geglu. w is its gate, and `added` its up, which lies in its binding as w does. Rows of w
-# are a multiple of 256. y: the GLU's results as int8, as QUANTIZE makes them, q and then the scales. The processor,
-# whose code is native, has no such kernel.
+# glu: 1 + the GLU_OP swiglu or geglu. w is the gate's matrix, ``added`` the up matrix, which lies in its binding as w
+# does. Rows of w are a multiple of 256. y: the GLU's results as QUANTIZE makes int8 of them, q and then the scales. The
+# processor, whose code is native, has no such kernel.
 MUL_MAT_VEC: Final = kernel("mul_mat_vec", _PRODUCT_BINDINGS, (*_VEC, "glu"), _PRODUCT_PARAMS, _VEC_GRID)
 # By int8 matrix units, where the device has them. own_rows and own_columns count matrices of mat_m by mat_n, which a
 # subgroup has; workgroup_size is of so many subgroups as the tile needs.
@@ -85,15 +85,14 @@ _FLOAT_BINDINGS: Final[dict[str, Access]] = {**dict.fromkeys(("w", "x", "added",
 _FLOATS: Final = (*_OF_EXPERTS, *tensors("w", "x", "added", "y"))
 _TYPES: Final = "w_type", "x_type"
 MUL_MAT_FLOAT: Final = kernel("mul_mat_float", _FLOAT_BINDINGS, (*_TYPES, *_TILE[1:]), _FLOATS, _TILE_GRID)
-# rms: the bits of eps; x, a row of float32, becomes its RMS_NORM times `added`, of which offset and step in dimension 0
-# count. 0: x as it is. The processor has no such kernel.
+# rms: the bits of eps; then RMS_NORM of x, a row of float32, times ``added`` stands for x, and of ``added`` offset and
+# step in dimension 0 count. 0: x as it is. The processor has no such kernel.
 _FLOAT_VEC: Final = (*_TYPES, *_VEC[1:], "rms")
 MUL_MAT_FLOAT_VEC: Final = kernel("mul_mat_float_vec", _FLOAT_BINDINGS, _FLOAT_VEC, _FLOATS, _VEC_GRID)
 FLOAT_VEC: Final = Formulas({"SERVED": ("K % 8 == 0", ""), "AHEAD": ("K % 64 == 0", "with ahead 1")}, ("K",), {})
 
 # Pairs of a slot and a token, slot + slots * token, by the expert that ids names. list: the expert of each tile, then
-# `columns` pairs for each; -1 where a tile or a pair is not there. A pair whose id names no expert comes with
-# a number after the last expert.
+# `columns` pairs for each; -1 where there is none. Pairs whose id names no expert get the number after the last's.
 EXPERTS_MOST: Final = 1024
 BY_EXPERT: Final = kernel(
     "by_expert",

@@ -6,7 +6,7 @@ from ..constants import STATE_LANES
 from .declare import Field, kernel, tensors
 
 # y[c, t, s] = the sum of x[t + i, c, s] * w[i, c], then [+ bias], then [silu], each as an operation of its own; y is
-# contiguous. x has ``late`` behind it, as by CONCAT along dimension 0. Unused bindings: any buffer.
+# contiguous. ``late`` continues x, as CONCAT along dimension 0 does. Unused bindings: any buffer.
 # normed: first and second are RMS_NORM or L2_NORM (op) and SCALE of y's rows of ``size`` channels from begins to ends,
 # contiguous; there is one token, and channels are a multiple of 256. An invocation has a channel's run of tokens.
 SSM_CONV: Final = kernel(
@@ -37,7 +37,7 @@ _WRITTEN: Final = (
 # A gated delta net: rows of a state are its columns S[:, j]; q, k of head h are those of head h mod theirs. named: ids
 # name the sequences' states, else state has one for each, and ids may be any buffer.
 _OF_STATES: Final = ("size", "own")  # elements of a row; rows of a lane
-# Lanes that have a row of ``size`` elements together, of each four neighbors at least.
+# Lanes that share a row of ``size`` elements; a lane has four neighbors at least.
 LANES_OF_STATE: Final = f"({STATE_LANES} if size > 16 else 4 if size > 8 else 2 if size > 4 else 1)"
 _PIECES: Final = f"ceil_div({{}}, own * 32 // {LANES_OF_STATE})"  # workgroups for so many rows
 DELTA_NET: Final = kernel(

@@ -11,7 +11,7 @@ from .rows import NORM_PARAMS
 # least and most, DIV) or soft_max (SOFT_MAX of the chosen), then SCALE where ``scaled``.
 # x and bias: (n, rows), n at most ROUTE_PIECE; the bias may repeat. ids and y: (k, rows), k at most CHOSEN_PIECE.
 ROUTE_PIECE: Final = 1024
-CHOSEN_PIECE: Final = 256  # at most, an invocation each
+CHOSEN_PIECE: Final = 256  # an expert of a row has an invocation
 GATE_OPS: Final = ("none", "soft_max", "sigmoid")
 ROUTE_NORM_OPS: Final = ("none", "sum", "soft_max")
 ROUTE: Final = kernel(
@@ -38,7 +38,7 @@ SUM_EXPERTS: Final = kernel(
     (*_SUM_PARAMS, *tensors("y")),
     OF_ELEMENTS,
 )
-# NORM_QUANTIZED of the sum, which is x: contiguous, and written. Nothing is second.
+# NORM_QUANTIZED of SUM_EXPERTS' sum, which is written to x, contiguous; ``second`` is none.
 NORM_SUMMED: Final = kernel(
     "norm_summed",
     {"x": "write", "a": "read", "more": "read", "y": "write", **AS_INT8}

@@ -70,5 +70,5 @@ ROPE: Final = kernel(
     (*tensors("x", "y"), *_TURNS),
     "ceil_div(elements(p.y), 512)",
 )
-# rope 1: y is ROPE, of f32, of the norm and what follows it.
+# rope 1: y is ROPE, of f32, of the norm's result after the operations that follow.
 NORM: Final = kernel("norm", _NORM_BINDINGS | _TURNING, (*_NORM_SPEC, "rope"), (*NORM_PARAMS, *_TURNS), OF_ROWS)

@@ -6,9 +6,8 @@ first, as ``CompressedRows``. The attention function appends them and attends, i
 row is a Sequence of its own: padding columns are not stored, so left-padded batches work, and beam search forks
 sequences. Linear-attention layers keep transformers' own cache layers.
 
-Without a ZincCache the attention function attends the keys and values that it is given. Models whose attention
-transformers hard-codes, of which BLOOM, MPT and Falcon are served, take ``adapt(model)`` in place of the
-attn_implementation.
+Without a ZincCache the attention function attends the keys and values that it is given. BLOOM, MPT and Falcon, whose
+attention transformers hard-codes, take ``adapt(model)`` in place of the attn_implementation.
 """
 
 from ...errors import RuntimeUnavailableError

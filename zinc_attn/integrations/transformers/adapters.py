@@ -97,8 +97,7 @@ def _check_module(module: Any, family: _Family) -> None:
 def _slopes(bias: Any, model: str) -> Any:
     """The slopes (heads,) of a bias (heads, positions), float32, or None. UnsupportedError: it is not linear.
 
-    They are read next to the position whose bias is 0, where the model has rounded no product. Falcon rounds the others
-    to bfloat16.
+    They are read next to the position whose bias is 0: there no product is rounded; Falcon rounds others to bfloat16.
     """
     if bias is None:
         return None
@@ -167,7 +166,7 @@ def _mpt(
     heads = (*hidden_states.shape[:2], module.n_heads, module.head_dim)
     new = [x.reshape(heads).transpose(1, 2) for x in qkv.chunk(3, dim=2)]
     if attention_mask is not None and not hasattr(attention_mask, "zinc"):
-        attention_mask = ~attention_mask  # MptModel takes a 4-D mask for one that is not 0 where a key is hidden
+        attention_mask = ~attention_mask  # MptModel reads a 4-D mask as not 0 where a key is hidden
         rows, keys = attention_mask.shape[-2:]
         if attention_mask.triu(keys - rows + 1).any():
             raise UnsupportedError(
@@ -215,7 +214,7 @@ def _falcon(  # noqa: PLR0913 - FalconAttention.forward's parameters
         rotate = inspect.getmodule(type(module)).apply_rotary_pos_emb  # type: ignore[union-attr]
         query, key = rotate(query, key, *position_embeddings)
     options = {"dropout": module.attention_dropout.p, "scaling": module.inv_norm_factor}
-    options["alibi"] = None if slopes is None else slopes * module.inv_norm_factor  # which scales Falcon's bias, too
+    options["alibi"] = None if slopes is None else slopes * module.inv_norm_factor  # Falcon scales its bias, too
     new = query, key, value
     out = _attended(module, new, layer_past, attention_mask, output_attentions=output_attentions, **options)
     return module.dense(out), None

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...canonical.arguments import check_scale, check_softcap, check_window
+from ...canonical.state import F32
 from ...checks import check_bool, check_float
 from ...decode.one_shot import attention
 from ...errors import DTypeError, ShapeError, UnsupportedError
@@ -15,7 +16,7 @@ from .boundary import untraced
 from .groups import AttentionOptions
 from .masks import MaskPattern, mask_pattern
 from .rows import ZincRows
-from .tensors import DTYPES, F32, NAME, dense_tensor, host_array
+from .tensors import DTYPES, NAME, dense_tensor, host_array
 from .upstream import torch
 
 # Arguments by which models and transformers' own batching ask an attention function for another attention or result.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...checks import check_int
 from ...decode.attention import Attention
 from ...errors import ArgumentError, ShapeError, UnsupportedError
@@ -16,7 +17,7 @@ from ...shapes import AttnShape
 from .dense_masks import RowMasks
 from .groups import LayerGroup
 from .masks import Columns
-from .tensors import F32, host_array
+from .tensors import host_array
 
 
 class BatchRows:
@@ -103,8 +104,7 @@ class BatchRows:
     def select(self, name: str, rows: list[int], max_batch: int) -> bool:
         """Row i becomes what row rows[i] was. Returns False where there is nothing to do.
 
-        A row that is selected again is a fork; where one fork fails, nothing has changed. ArgumentError names ``name``:
-        no such row, or more than max_batch.
+        A row selected again is a fork; a failed fork changes nothing. ArgumentError of ``name``: no row, or too many.
         """
         if not self.sequences or rows == list(range(self.size)):
             return False

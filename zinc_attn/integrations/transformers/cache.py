@@ -11,6 +11,7 @@ from typing import Any
 from ...cache.kv_cache import KVCache
 from ...cache.pages import PagePool, StepError
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...checks import check_bool, check_int, described, shown
 from ...decode.arithmetic import arithmetic_name
 from ...decode.one_shot import default_device
@@ -26,20 +27,20 @@ from .masks import Columns, MaskPattern, check_window
 from .room import BatchRoom
 from .rows import ZincRows
 from .step import Step, cut
-from .tensors import ADAPTED, DTYPES, F32, NAME, batch_row_numbers
+from .tensors import ADAPTED, DTYPES, NAME, batch_row_numbers
 from .upstream import Cache, torch
 
 
 class ZincCache(Cache):
     """A transformers cache whose attention layers live on a Vulkan device; for attn_implementation="zinc".
 
-    config: the model's config; max_cache_len: tokens per batch row, with more of which a forward is a CapacityError
-    (capacity, its earlier name, is still taken; that of a KVCache counts the tokens of all sequences together);
-    device: a Device, None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None for
-    that of the model's keys (a narrower one rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
+    config: the model's config; max_cache_len: tokens that a batch row holds at most, else CapacityError (capacity, its
+    earlier name, is still taken; a KVCache's capacity counts the tokens of all sequences together); device: a Device,
+    None for the best one, kept open; dtype: as ``KVCache`` takes it, or the dtype of torch; None: the dtype of the
+    model's keys (a narrower dtype rounds the rows); page_size: in tokens; max_batch: batch rows, times beams;
     num_splits, split_size: a fixed split layout, on which no output bit depends. latent: multi-head latent attention
     attends its compressed rows, which are cached in place of every head's K and V. arithmetic: see ``Attention``; the
-    first forward refuses one that the device does not have.
+    first forward refuses an arithmetic that the device does not have.
     The first forward takes the memory. Pass the cache as ``generate(cache=...)``, also in the next turn.
     UnsupportedError: a layer type that is served neither here nor by transformers' linear-attention layers;
     ArgumentError: a head_dim beyond 576 or another argument.
@@ -90,7 +91,7 @@ class ZincCache(Cache):
         self._broken = ""  # why no forward is possible before reset()
 
     def _sort_layers(self) -> None:
-        """Tell the attention layers from those that are transformers' own, recurrent states beside attention too."""
+        """Tell the attention layers from transformers' own, which may be the recurrent states of an attention layer."""
         self._attention_layers: list[ZincLayer] = [layer for layer in self.layers if isinstance(layer, ZincLayer)]
         others = (getattr(layer, "states", layer) for layer in self.layers)
         self._other_layers = [layer for layer in others if not isinstance(layer, ZincLayer)]
@@ -139,8 +140,7 @@ class ZincCache(Cache):
     def prepare(self) -> None:
         """Compile and record the programs of decoding up to ``max_cache_len`` now, so that no step has to.
 
-        Call it after a forward, the prompt's for example: it is the forward that tells each layer's options and the
-        batch's rows. StepError: there was none.
+        Call it after a forward, such as the prompt's, which tells layers' options and batch rows; else StepError.
         """
         self._check_open()
         if not self.is_initialized or self.batch_size < 1:
@@ -158,10 +158,7 @@ class ZincCache(Cache):
         return f'register(), and select it with model.set_attn_implementation("{NAME}")'
 
     def set_layout(self, num_splits: int | None = None, split_size: int | None = None) -> None:
-        """From the next call on, attend with another split layout; without arguments, with that of the split rule.
-
-        This holds for the cache and its forks.
-        """
+        """Another split layout for the next calls of the cache and its forks; without arguments, the split rule's."""
         self._groups.set_layout(num_splits, split_size)
 
     def close(self) -> None:
@@ -184,7 +181,7 @@ class ZincCache(Cache):
 
         ``register`` makes every call of a model, ``model(...)`` or ``generate(...)``, with this cache as
         cache a step, so that a call that has failed anywhere, or was interrupted, can be made again. Use it
-        yourself around ``model.forward(...)``, or around a whole turn. Steps within a step are part of it.
+        yourself around ``model.forward(...)``, or around a whole turn. A step within a step is part of the outer one.
         A failed step that had cropped tokens from before it, or reordered their batch rows, cannot be rolled back:
         every forward is a StepError until reset().
         """
@@ -208,7 +205,7 @@ class ZincCache(Cache):
             step.end()
 
     def _roll_back(self, step: Step) -> None:
-        """Make the cache what it was when ``step`` began, or note why that is impossible."""
+        """Restore the cache as it was when ``step`` began, or note why that is impossible."""
         if not self._closed and not step.roll_back():
             self._broken = (
                 f"ZincCache: a call failed that had cropped or reordered the {step.columns} tokens from before it, "
@@ -223,11 +220,11 @@ class ZincCache(Cache):
         self._batch.check_size(key.shape[0], self.max_batch)
         if layer.columns < self._batch.columns:
             return
-        behind = min(self._attention_layers, key=lambda other: other.columns)
-        if layer.columns > behind.columns:
+        shortest = min(self._attention_layers, key=lambda other: other.columns)
+        if layer.columns > shortest.columns:
             raise StepError(
-                f"layer {layer.index}: got rows at {layer.columns} tokens while layer {behind.index} has "
-                f"{behind.columns}: a forward stopped between layers; crop(0) drops its rows, reset() all of them"
+                f"layer {layer.index}: got rows at {layer.columns} tokens while layer {shortest.index} has "
+                f"{shortest.columns}: a forward stopped between layers; crop(0) drops its rows, reset() all of them"
             )
 
     def attend(

@@ -20,11 +20,10 @@ _OTHERS: Final = ("linear_attention", "conv", "dummy")  # the layers that keep t
 class LayerSpec:
     """An attention layer of a config. is_sliding: whether it has a window, or chunks.
 
-    shape: of the rows that are cached; expanded: of the query, key and value that reach the attention function, another
-    one where ``shape`` is that of compressed rows. compressed: in multi-head latent attention, the sizes of the two
-    compressed rows per token, those of all heads' K and V and of K's rotated part, that a model may hand to the cache
-    in place of K and V; otherwise None. states: the arguments of transformers' own cache layer for the recurrent states
-    that the layer has beside; None where it has none.
+    shape: of the rows that are cached; expanded: of the query, key and value that reach the attention function, which
+    differs where ``shape`` is of compressed rows. compressed: in multi-head latent attention, the sizes of a token's
+    two compressed rows (of all heads' K and V; of K's rotated part), which a model may hand to the cache in place of K
+    and V; otherwise None. states: the arguments of transformers' cache layer for the layer's recurrent states, or None.
     """
 
     index: int
@@ -39,8 +38,7 @@ def layer_specs(config: Any, latent: bool = False) -> Iterator[LayerSpec | Cache
     """Yield the attention layers of a model's config, and in place of its others transformers' own cache layers.
 
     latent: multi-head latent attention has the shape of its compressed rows.
-    UnsupportedError: another layer type, cross-attention, or no layer of latent attention though ``latent`` asks for
-    it.
+    UnsupportedError: another layer type, cross-attention, or ``latent`` without a layer of latent attention.
     """
     has_latent = False
     text = _decoder(config)
@@ -81,7 +79,7 @@ def _decoder(config: Any) -> Any:
             f"config: got {config.model_type}, whose cross-attention keeps keys of another text or of images, expected "
             f"a decoder of its own text alone; {advice} without a ZincCache for this model"
         )
-    if hasattr(text, "decoder_attention_heads"):  # the decoder of such a model, whose attribute_map names the encoder's
+    if hasattr(text, "decoder_attention_heads"):  # of an encoder-decoder, whose attribute_map names the encoder's sizes
         text = copy.deepcopy(text)
         text.num_attention_heads, text.num_hidden_layers = text.decoder_attention_heads, text.decoder_layers
     return text
@@ -90,7 +88,7 @@ def _decoder(config: Any) -> Any:
 def _shape(config: Any, is_sliding: bool) -> AttnShape:
     """Return the shape of a layer with this config."""
     heads = config.num_attention_heads
-    if config.model_type in ADAPTABLE:  # whose classes know no other head_dim, whatever a config has
+    if config.model_type in ADAPTABLE:  # their classes read no head_dim of a config
         kv_heads = heads
         if config.model_type == "falcon" and (config.new_decoder_architecture or config.multi_query):
             kv_heads = config.num_kv_heads if config.new_decoder_architecture else 1
@@ -98,5 +96,5 @@ def _shape(config: Any, is_sliding: bool) -> AttnShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     if config.model_type == "mimo_v2_flash" and is_sliding:
-        kv_heads *= 2  # as the model's class has it; no field of its config says so
+        kv_heads *= 2  # the model's class does so without a field of its config
     return AttnShape(heads, kv_heads, head_dim, getattr(config, "v_head_dim", None) or head_dim)

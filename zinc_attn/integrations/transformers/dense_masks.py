@@ -32,8 +32,7 @@ class RowMasks:
 class DenseMask:
     """values: (batch, rows, n) of the last n keys, whose first two axes may be 1 for any number.
 
-    bool, True where the row sees the key; or float32, which is added to the scores, -inf for a key that it does not
-    see. Keys before these are seen.
+    bool, True where the row sees the key; or float32, added to the scores, -inf: not seen. Keys before these are seen.
     """
 
     values: NDArray[Any]
@@ -70,7 +69,7 @@ class DenseMask:
         return cls(values)
 
     def expanded(self, batch: int, rows: int, keys: int) -> DenseMask:
-        """The mask of so many rows. ShapeError: it is of others, or of more than ``keys`` keys or fewer than rows."""
+        """The mask for ``rows`` rows of ``batch``. ShapeError: it has others, more than ``keys`` keys or too few."""
         shape = self.values.shape
         if shape[0] not in (1, batch) or shape[1] not in (1, rows) or not rows <= shape[2] <= keys:
             raise ShapeError(
@@ -99,7 +98,7 @@ class DenseMask:
         """The part of an expanded mask beyond the causal rule and the window, without padding.
 
         kept: (batch, columns), False at padding, or None where there is none.
-        UnsupportedError: a row sees a key that is padding, or one that the window hides.
+        UnsupportedError: a row sees padding, or a key that the window hides.
         """
         parts = [self._without_padding(i, None if kept is None else kept[i]) for i in range(len(self.values))]
         causal = all(not np.any(part.seen[0] & (_distances(part) < 0)) for part in parts)
@@ -127,7 +126,7 @@ def _distances(mask: DenseMask) -> NDArray[np.int64]:
 
 
 def _rest(row: int, mask: DenseMask, causal: bool, window: int | None) -> NDArray[Any] | None:
-    """The part of one batch row's mask that the causal rule and the window do not say, or None where they say all."""
+    """The part of one batch row's mask that the causal rule and the window do not imply; None: they imply all."""
     (values,), distance = mask.values, _distances(mask)
     implied = distance < 0 if causal else np.zeros(distance.shape, np.bool_)
     if window is not None:

@@ -1,9 +1,10 @@
-"""Layers of one shape share a KVCache, and an ``Attention`` serves those of their calls that have the same options."""
+"""Layers of a shape share a KVCache. An ``Attention`` serves all calls of these layers that have the same options."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...cache.kv_cache import KVCache
+from ...canonical.state import F32
 from ...decode.arithmetic import check_arithmetic
 from ...decode.attention import Attention
 from ...errors import DeviceMemoryError, LimitError
@@ -12,7 +13,6 @@ from ...planning.splits import SplitPlan
 from ...runtime.device import Device
 from ...shapes import AttnShape
 from .room import BatchRoom
-from .tensors import F32
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +94,7 @@ class LayerGroup:
 
 
 class LayerGroups(dict[AttnShape, LayerGroup]):
-    """The groups of a ZincCache by shape. layout: the arguments of Attention that fix a split layout. Forks have the
-    same groups."""
+    """The groups of a ZincCache and its forks, by shape. layout: the arguments of Attention that fix a split layout."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         return [group.cache for group in self.values() if group.cache is not None]
 
     def allocate(self, device: Device, room: BatchRoom, dtype: str) -> None:
-        """Take the device memory. DeviceMemoryError, LimitError: in the words that the room was asked for in."""
+        """Take the device memory. DeviceMemoryError, LimitError: in terms of max_cache_len and max_batch."""
         try:
             for group in self.values():
                 group.allocate(device, room.tokens, dtype, room.page_size)
@@ -128,7 +127,7 @@ class LayerGroups(dict[AttnShape, LayerGroup]):
         return self[shape].attention(layer, options, self.layout)
 
     def set_layout(self, num_splits: int | None, split_size: int | None) -> None:
-        """Another layout from the next call on. ArgumentError for what is no layout."""
+        """Another layout for the next calls. ArgumentError: it is no layout."""
         if num_splits is not None or split_size is not None:
             SplitPlan.fixed(0, next(iter(self)), num_splits=num_splits, split_size=split_size)  # refuses a wrong one
         self.layout.update(num_splits=num_splits, split_size=split_size)

@@ -11,7 +11,7 @@ ADAPTABLE: Final = ("bloom", "falcon", "mpt")  # the model types that ``adapt`` 
 
 
 def refuse_selection(config: Any) -> None:
-    """UnsupportedError where "zinc" is selected for a model of this config, whose attention it cannot be.
+    """Refuse a model of this config by UnsupportedError where attention "zinc" cannot serve it.
 
     A part of a composite model, of images for example, may compute its attention itself.
     """
@@ -25,7 +25,7 @@ def refuse_selection(config: Any) -> None:
 
 
 def refuse_hard_coded(config: Any) -> None:
-    """UnsupportedError where a model of this config would add a mask of "zinc" to scores of its own.
+    """Refuse by UnsupportedError where a model of this config would add a mask of "zinc" to scores of its own.
 
     Nothing is refused where the config's model class is not known.
     """
@@ -47,5 +47,5 @@ def _is_hard_coded(kind: type) -> bool:
     if not hasattr(model, "_can_set_attn_implementation"):
         return False
     can = model._can_set_attn_implementation()
-    # transformers keeps what it has read in the class's source, and nothing where there is no source
+    # transformers caches its finding in the class's source; without a source it caches nothing
     return not can and getattr(model, "_can_set_attn_implementation_cached_value", None) is False

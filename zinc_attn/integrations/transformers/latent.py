@@ -1,8 +1,8 @@
 """Multi-head latent attention in its absorbed form (DeepSeek-V2, 2024), which attends the compressed rows themselves.
 
 A model's kv_b_proj expands a compressed row c, (kv_lora_rank,), to K_h c and V_h c for every head h. The part of a
-score without positions is q . (K_h c) = (q K_h) . c, and a weighted sum of V_h c is V_h times that of c. So K_h goes to
-the query and V_h to the output, and all heads read c and the one rotated row beside it.
+score without positions is q . (K_h c) = (q K_h) . c, and a weighted sum of V_h c is V_h times the weighted sum of c. So
+K_h multiplies the query and V_h the output, and all heads read c and the one rotated row.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...canonical.state import F32
 from ...errors import UnsupportedError
 from ...shapes import AttnShape
-from .tensors import DTYPES, F32
+from .tensors import DTYPES
 from .upstream import torch
 
 
 @dataclass(frozen=True, eq=False)
 class Absorption:
-    """The two parts of a module's kv_b_proj. keys: (heads, nope, kv_lora_rank); values: (heads, v_head_dim,
-    kv_lora_rank)."""
+    """Parts of a module's kv_b_proj: keys (heads, nope, kv_lora_rank), values (heads, v_head_dim, kv_lora_rank)."""
 
     keys: Any
     values: Any
@@ -44,10 +44,9 @@ class Absorption:
         return cls(*projection.weight.detach().view(expanded.q_heads, sum(sizes), rank).split(sizes, dim=1))
 
     # Both products are computed in float32, also where the model's dtype is narrower. The exact q K_h lies nearest to
-    # the scores that the model means; rounded to float16 or bfloat16, it adds an error of that size to every score, in
-    # place of the one that the model adds when it rounds K_h c. Attention takes float32 queries and returns float32
-    # sums in any case. The einsums multiply once per head, with the rows of all batch rows together, so that the
-    # weight is not repeated for each of them.
+    # the scores that the model means; rounded to float16 or bfloat16, it adds an error of that size to every score, as
+    # the model does when it rounds K_h c. Attention takes float32 queries and returns float32 sums in any case. The
+    # einsums multiply once per head, with the rows of all batch rows, so that the weight is not repeated for each.
 
     def query(self, query: Any) -> Any:
         """(batch, heads, n, nope + rotated) as float32 (batch, heads, n, kv_lora_rank + rotated)."""
@@ -55,8 +54,7 @@ class Absorption:
         return torch.cat((_product("bhnd,hdr->bhnr", plain, self.keys), rotated), dim=-1)
 
     def output(self, out: F32) -> F32:
-        """Weighted sums of compressed rows (batch, n, heads, kv_lora_rank) as those of V (batch, n, heads,
-        v_head_dim)."""
+        """Sums of V (batch, n, heads, v_head_dim) from sums of compressed rows (batch, n, heads, kv_lora_rank)."""
         sums = torch.from_numpy(out).to(self.values.device)
         values: F32 = _product("bnhr,hvr->bnhv", sums, self.values).to("cpu").contiguous().numpy()
         return values

@@ -6,6 +6,7 @@ import copy
 import weakref
 from typing import Any, ClassVar, Protocol, Self
 
+from ...canonical.state import F32
 from ...errors import ClosedError, ShapeError, UnsupportedError
 from .boundary import untraced
 from .config import LayerSpec
@@ -13,7 +14,7 @@ from .groups import AttentionOptions
 from .latent import Absorption
 from .masks import MaskPattern
 from .rows import CompressedRows, ZincRows
-from .tensors import F32, dense_tensor
+from .tensors import dense_tensor
 from .upstream import DYNAMIC_LAYER_TYPE_MAPPING, CacheLayerMixin, LinearAttentionCacheLayerMixin, torch
 
 
@@ -222,4 +223,4 @@ class HybridLayer(ZincLayer):
         return fork
 
 
-LinearAttentionCacheLayerMixin.register(HybridLayer)  # which transformers asks for before it reads or writes states
+LinearAttentionCacheLayerMixin.register(HybridLayer)  # transformers checks it before it reads or writes states

@@ -84,7 +84,7 @@ class PatternMask(torch.Tensor):
 
 
 def _keeps_last_rows(batch: Any, heads: Any, rows: Any, keys: Any) -> bool:
-    """Whether this indexes a mask (batch, heads, rows, keys) and keeps all of it but the first rows."""
+    """Whether an index of a mask (batch, heads, rows, keys) drops nothing but first rows."""
     if any(axis != slice(None) for axis in (batch, heads, keys)):
         return False
     return isinstance(rows, slice) and rows.stop is None and rows.step is None and (rows.start or 0) <= 0

@@ -15,8 +15,7 @@ from .upstream import AttentionInterface, AttentionMaskInterface, GenerationMixi
 def register() -> None:
     """Make ``attn_implementation="zinc"`` known to transformers; calling it again changes nothing.
 
-    From then on a call of a model, or of its ``generate``, is a step of the ZincCache that it is given, if any: see
-    ``ZincCache.step``.
+    From then on a call of a model, or of its ``generate``, is a ``step`` of the ZincCache among its arguments.
     """
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)
@@ -28,7 +27,7 @@ def register() -> None:
 
 
 def _make_selection_checked(name: str) -> None:
-    """Let the method ``name`` of models refuse "zinc" where the model would fail with it, or attend without it."""
+    """Let the method ``name`` of models refuse "zinc" where the model would fail, or not attend by it."""
     method = getattr(PreTrainedModel, name)
     if hasattr(method, "zinc"):
         return
@@ -45,7 +44,7 @@ def _make_selection_checked(name: str) -> None:
 
 
 def _make_calls_steps(owner: Any, name: str) -> None:
-    """Replace the method ``owner.name`` by one that is a step of the ZincCache among its arguments."""
+    """Let a call of the method ``owner.name`` be a step of the ZincCache among its arguments."""
     method, inherited = getattr(owner, name), name not in vars(owner)
     if hasattr(method, "zinc"):
         return
@@ -66,7 +65,7 @@ def _make_calls_steps(owner: Any, name: str) -> None:
 
 
 def _check_text(cache: ZincCache, ids: Any) -> None:
-    """Refuse ids (batch, columns) of which the cache has all: transformers would compute a part of them once more."""
+    """Refuse ids (batch, columns) that the cache has already: transformers would compute some of them again."""
     columns = cache.get_seq_length()
     if columns and isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] <= columns:
         raise ArgumentError(

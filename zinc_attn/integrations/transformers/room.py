@@ -22,8 +22,7 @@ class BatchRoom:
 
     @classmethod
     def checked(cls, max_cache_len: int | None, capacity: int | None, max_batch: int, page_size: int) -> BatchRoom:
-        """The room that was asked for. LimitError: more tokens together than a cache can have. capacity: the earlier
-        name of max_cache_len."""
+        """The room that was asked for. LimitError: too many tokens. capacity: the earlier name of max_cache_len."""
         if (max_cache_len is None) == (capacity is None):
             both = "none" if capacity is None else "both it and capacity, its earlier name"
             raise ArgumentError(f"max_cache_len: got {both}, expected tokens per batch row, for example 4096")
@@ -38,8 +37,7 @@ class BatchRoom:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows, in whole pages; several rows have a page more each, as beams that share a partly filled
-        page copy it."""
+        """Tokens of all rows in whole pages; of several rows each has one more: beams copy a partly filled page."""
         pages = -(-self.max_cache_len // self.page_size) + int(self.max_batch > 1)
         return pages * self.max_batch * self.page_size
 

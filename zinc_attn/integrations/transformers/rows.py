@@ -20,8 +20,7 @@ _ROW_BY_ROW: Final = frozenset(
 class ZincRows(torch.Tensor):
     """The new rows of a layer, which ``ZincCache.update`` returns for attention "zinc" and nothing else.
 
-    The tokens before them are on the Vulkan device, so any operation on the rows alone would be wrong and is refused. A
-    model may move them to another torch device.
+    The tokens before them are on the Vulkan device: operations on the rows alone are refused, but for moves.
     """
 
     layer: Any  # the ZincLayer whose update() returned them
@@ -53,10 +52,8 @@ class ZincRows(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **(kwargs or {}))
             parts = result if isinstance(result, tuple) else (result,)
-            dtypes = (
-                DTYPES if name in _ROW_BY_ROW else (rows.dtype,)
-            )  # torch.autocast narrows what a projection returns
-            if all(part.dtype in dtypes for part in parts):
+            # torch.autocast narrows the result of a projection.
+            if all(part.dtype in (DTYPES if name in _ROW_BY_ROW else (rows.dtype,)) for part in parts):
                 wrapped = tuple(cls.of(part, rows.layer, rows.serial) for part in parts)
                 return wrapped if isinstance(result, tuple) else wrapped[0]
         raise UnsupportedError(

@@ -10,8 +10,8 @@ from .layer import ZincLayer
 class Step:
     """The state of a ZincCache when a step began, and the way back to it.
 
-    layers: the attention layers; others: transformers' own, whose recurrent states cannot be computed back, so that
-    their attributes are copied; columns: that every attention layer had.
+    layers: the attention layers; others: transformers' own, whose attributes are copied, since recurrent states cannot
+    be computed back; columns: of every attention layer then.
     """
 
     def __init__(self, layers: list[ZincLayer], others: list[Any], batch: BatchRows) -> None:
@@ -21,14 +21,11 @@ class Step:
         self._states = [copy.deepcopy(vars(layer)) for layer in others]
 
     def end(self) -> None:
-        """End the step, whether what it added stays or not."""
+        """End the step, whether its additions stay or not."""
         self._batch.origin = None
 
     def roll_back(self) -> bool:
-        """Whether the cache could be rolled back: not where tokens from before the step are gone or moved.
-
-        This can be done more than once, where an interrupt cut it short.
-        """
+        """Roll back; False: tokens from before the step are gone or moved. May be repeated after an interrupt."""
         moved = self._batch.size != self._rows or self._batch.moved()
         if (self.columns > 0 and moved) or min(layer.columns for layer in self._layers) < self.columns:
             return False

@@ -9,8 +9,6 @@ from ...checks import check_array, check_int, shown
 from ...errors import ArgumentError
 from .upstream import torch
 
-F32 = NDArray[np.float32]
-
 NAME: Final = "zinc"  # the attn_implementation
 ADAPTED: Final = "zinc_adapted"  # that of a model whose attention modules adapt() has changed
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16)  # of q, k and v

@@ -1,6 +1,6 @@
-"""Every name of torch and transformers that the integration builds on, so that one import finds out what is missing.
+"""Every name of torch and transformers that the integration uses, so that one import reports a missing one.
 
-The interface that it implements: transformers' AttentionInterface, AttentionMaskInterface and CacheLayerMixin.
+It implements transformers' AttentionInterface, AttentionMaskInterface and CacheLayerMixin.
 """
 
 import re

@@ -29,9 +29,9 @@ def carried(folder: Path, extensions: set[str]) -> Iterator[Path]:
 
 
 def build(command: Sequence[str], sources: Sequence[Path], target: Path) -> None:
-    """Compile the files side by side, and link them; of several processes one does, and the others wait for it.
+    """Compile the files in parallel and link them, in one of several processes, for which the others wait.
 
-    CalledProcessError: what the compiler says.
+    CalledProcessError: the compiler refuses a file.
     """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(target.with_suffix(".lock"), "w") as lock, tempfile.TemporaryDirectory(dir=target.parent) as staging:
@@ -40,11 +40,11 @@ def build(command: Sequence[str], sources: Sequence[Path], target: Path) -> None
         if target.exists():
             return
         objects = [str(Path(staging) / f"{source.stem}.o") for source in sources]
-        commands = [[*command, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)]
-        running = [subprocess.Popen(one, stderr=subprocess.PIPE, text=True) for one in commands]
-        said = [one.communicate()[1] for one in running]
-        if any(one.returncode for one in running):
-            raise subprocess.CalledProcessError(1, list(command), stderr="".join(said))
-        made = Path(staging) / target.name
-        subprocess.run([*command, "-shared", *objects, "-o", str(made)], check=True)
-        made.replace(target)
+        commands = [[*command, "-c", str(source), "-o", name] for source, name in zip(sources, objects, strict=True)]
+        running = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for words in commands]
+        messages = [process.communicate()[1] for process in running]
+        if any(process.returncode for process in running):
+            raise subprocess.CalledProcessError(1, list(command), stderr="".join(messages))
+        library = Path(staging) / target.name
+        subprocess.run([*command, "-shared", *objects, "-o", str(library)], check=True)
+        library.replace(target)

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ...kernels.declarations import GRID_SIDE
 from ...kernels.families import CPU
 from ..protocol import DeviceInfo
 from .library import cpu_facts, no_compiler
 
 NAME: Final = "cpu"
-_MAX_GROUPS: Final = (1 << 16) - 1
 _VENDORS: Final = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
 
 
@@ -48,7 +48,7 @@ def cpu_info(index: int) -> DeviceInfo:
         subgroup_size=CPU.lanes,
         memory_bytes=memory_bytes()[0],
         max_buffer_bytes=(1 << 32) - 4,
-        max_workgroups=(_MAX_GROUPS, _MAX_GROUPS, _MAX_GROUPS),
+        max_workgroups=(GRID_SIDE, GRID_SIDE, GRID_SIDE),
         timestamp_period_ns=1.0,
         layout=CPU,
         refusal=no_compiler(),

@@ -1,5 +1,4 @@
-"""The library of native kernels: one that the wheel carries, or one that the host's C++ compiler makes once, which the
-package's cache folder keeps."""
+"""The library of native kernels: the wheel's, or a compiled one, which the cache folder keeps."""
 
 import ctypes
 import hashlib
@@ -46,14 +45,12 @@ def compiler() -> str | None:
 
 def no_compiler() -> str | None:
     """Why there can be no library; None where there is one, or a compiler."""
-    if os.name != "posix":
-        return "native kernels are for Linux and other systems with POSIX threads"
     return None if next(_carried(), None) or compiler() else _INSTALL
 
 
 @cache
 def cpu_facts() -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor; empty where there is none."""
+    """The fields of the first processor in /proc/cpuinfo; empty where there is none."""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
         return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -61,17 +58,17 @@ def cpu_facts() -> dict[str, str]:
 
 
 def machine_flags() -> str:
-    """What -march=native depends on."""
+    """The facts that -march=native depends on, as text."""
     facts = cpu_facts()
     return f" {facts.get('model name')} {facts.get('flags') or facts.get('Features') or platform.processor()} "
 
 
 @cache
 def library() -> Any:
-    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no place for what it makes; KernelError:
-    it does not compile the sources; WrongResultError: results would have other bits.
+    """The library, loaded. RuntimeUnavailableError: there is no compiler, or no folder for the library; KernelError:
+    the sources do not compile; WrongResultError: results would have other bits.
 
-    $ZINC_ATTN_CPU_FLAGS: of a library that is compiled, in the place of -march=native.
+    $ZINC_ATTN_CPU_FLAGS: the compiler's flags in place of -march=native; no wheel's library is taken then.
     """
     for carried in _carried():
         try:
@@ -93,7 +90,7 @@ def library() -> Any:
 
 
 def _carried() -> Iterator[Path]:
-    """What the wheel has for this processor, the best first; none where the flags of a library are given."""
+    """The wheel's libraries for this processor, the best first; none with $ZINC_ATTN_CPU_FLAGS."""
     if "ZINC_ATTN_CPU_FLAGS" in os.environ:
         return iter(())
     return building.carried(building.LIBRARIES, set(cpu_facts().get("flags", "").split()))
@@ -112,7 +109,7 @@ def _declared(loaded: Any) -> Any:
 
 
 def _loaded(command: list[str], files: list[Path], target: Path) -> ctypes.CDLL:
-    """The library ``target``, which is built where it is not there."""
+    """The library ``target``, built if it is missing."""
     try:
         if not target.exists():
             _LOG.warning("cpu: compiling the kernels for this processor, which takes half a minute, once")
@@ -129,7 +126,7 @@ def _loaded(command: list[str], files: list[Path], target: Path) -> ctypes.CDLL:
 @cache
 def pool(pid: int, threads: int) -> int:
     """The threads of process ``pid``, which live as long as it does. MemoryError where there is no room for them."""
-    made: int | None = library().zinc_cpu_open(threads)
-    if made is None:
+    address: int | None = library().zinc_cpu_open(threads)
+    if address is None:
         raise MemoryError
-    return made
+    return address

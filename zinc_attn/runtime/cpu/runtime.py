@@ -11,8 +11,9 @@ import numpy as np
 
 from ...errors import ArgumentError, KernelError, RuntimeUnavailableError
 from ...kernels.declarations import KernelDecl
+from ...kernels.records import Words
 from ..base import RuntimeBase, entered
-from ..protocol import DeviceInfo, Dispatch, Use, Words
+from ..protocol import DeviceInfo, Dispatch, Use
 from ..refusals import check_nbytes, check_step, check_timed, closed_device, no_host_memory, no_room
 from ..registry import Registry
 from .device import memory_bytes
@@ -39,7 +40,7 @@ class CpuBuffer:
 
     @property
     def view(self) -> Words | None:
-        """What the host reads and writes."""
+        """The words, if the host reads or writes them."""
         return self.words if self.use in (Use.INPUT, Use.OUTPUT) else None
 
     def close(self) -> None:
@@ -58,11 +59,11 @@ class CpuKernel:
 
 
 class CpuRecording:
-    """Steps as the library takes them."""
+    """Steps in the structs of the library."""
 
     def __init__(self, runtime: CpuRuntime, steps: tuple[Dispatch, ...], timestamps: bool) -> None:
         self.runtime, self.timestamps, self.ran, self.closed = runtime, timestamps, False, False
-        self._needed: list[object] = [steps]  # what the structs point to
+        self._needed: list[object] = [steps]  # objects that the structs point to
         self.steps = (Step * len(steps))()
         for i, (step, struct) in enumerate(zip(steps, self.steps, strict=True)):
             if not isinstance(step.kernel, CpuKernel):
@@ -88,7 +89,7 @@ class CpuRecording:
 
 
 class CpuRuntime(RuntimeBase[CpuBuffer, CpuRecording]):
-    """The protocol's Runtime, which says what each method does, on the host's processor.
+    """The protocol's Runtime, which documents the methods, on the host's processor.
 
     ``info`` is ``cpu_info``'s. Errors at opening: see ``library``.
     """

@@ -1,7 +1,6 @@
 """The Kompute dispatcher, the only importer of ``kp``.
 
-``binding`` knows the build of kp by scripts/build_kp.sh, ``commands`` turns steps into kp's operations, and ``runtime``
-is plain Vulkan's with these.
+``binding`` knows scripts/build_kp.sh's kp, ``commands`` makes kp's operations, ``runtime`` is Vulkan's with these.
 """
 
 from .binding import load_kp

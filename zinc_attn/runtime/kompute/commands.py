@@ -1,4 +1,4 @@
-"""Steps become operations of kp sequences, over the pipelines and buffers of plain Vulkan; a host program's queue."""
+"""Steps as operations of kp sequences, over the pipelines and buffers of plain Vulkan; and a host program's queue."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,7 +54,7 @@ class KomputeCommands(Commands):
 
 
 class HostQueue(ComputeQueue):
-    """A host program's queue, which its threads share: they wait for each other by Python's lock."""
+    """A host program's queue. Its threads share the queue, and wait for each other by Python's lock."""
 
     def __init__(self, device: LogicalDevice, kp: Any) -> None:
         super().__init__(device)

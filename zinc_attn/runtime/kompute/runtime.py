@@ -25,7 +25,7 @@ from .commands import HostQueue, KomputeCommands
 
 
 class HostTensor(VulkanBuffer):
-    """A kp tensor as a buffer: bound, and freed with what holds ``tensor``."""
+    """A kp tensor as a buffer: bound, and freed with the last holder of ``tensor``."""
 
     tensor: Any
     name: str

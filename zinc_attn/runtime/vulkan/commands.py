@@ -21,7 +21,7 @@ _SHADER_READ, _SHADER_WRITE, _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x20,
 
 
 class Barrier(NamedTuple):
-    """A memory barrier: stages ``later`` see by ``access`` what stages ``source`` wrote by ``writes``."""
+    """A memory barrier: writes by stages ``source`` and ``writes`` are visible to stages ``later`` by ``access``."""
 
     source: int
     writes: int
@@ -34,7 +34,7 @@ _LATER: Final = _COMPUTE | _TRANSFER | _HOST
 BETWEEN_STEPS: Final = Barrier(_COMPUTE, _SHADER_WRITE, _COMPUTE, _SHADER)
 # Before steps in a host program's sequence: its own dispatches, and copies to tensors.
 BEFORE_STEPS: Final = Barrier(_COMPUTE | _TRANSFER, _SHADER_WRITE | _TRANSFER_WRITE, _COMPUTE, _SHADER)
-# For the host, and for all later submissions: the second scope is not bounded by this one.
+# For the host and for all later submissions, since the second scope does not end with this submission.
 AT_THE_END: Final = Barrier(_COMPUTE, _SHADER_WRITE, _LATER, _SHADER | _TRANSFER_READ | _TRANSFER_WRITE | _HOST_READ)
 
 
@@ -90,7 +90,7 @@ class Commands:
     def __init__(self, device: LogicalDevice) -> None:
         self._device = device
         pool = device.vk.struct("VkCommandPoolCreateInfo", flags=_RESET_COMMAND_BUFFER, queueFamilyIndex=device.family)
-        self._pool = device.create(device.own, "CommandPool", pool)
+        self._pool = device.create(device.undo, "CommandPool", pool)
 
     def allocate(self, undo: Undo) -> tuple[Any, Any]:
         """(VkCommandBuffer, the VkSubmitInfo* that submits it)."""

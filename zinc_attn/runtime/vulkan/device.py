@@ -1,4 +1,4 @@
-"""A Vulkan instance and a logical device with one compute queue, with functions that make and destroy objects of it."""
+"""A Vulkan instance and a logical device with one compute queue, and functions that make and destroy its objects."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -37,21 +37,21 @@ class LogicalDevice:
 
     host: a host program's device, which the program closes, and which has only the features that the program enabled.
     Errors at opening: NoVulkanError, DeviceNotFoundError (the devices changed since they were listed),
-    DeviceMemoryError, DeviceLostError. The objects made by then are in ``own``, for the caller to destroy.
+    DeviceMemoryError, DeviceLostError. The objects made by then are in ``undo``, for the caller to destroy.
     """
 
-    def __init__(self, info: DeviceInfo, own: Undo, host: HostDevice | None = None) -> None:
-        self.info, self.own, self.host = info, own, host
+    def __init__(self, info: DeviceInfo, undo: Undo, host: HostDevice | None = None) -> None:
+        self.info, self.undo, self.host = info, undo, host
         self.vk = loader()
         self.ffi, self.lib, self.null = self.vk.ffi, self.vk.lib, self.vk.ffi.NULL
         self.lost = False
         self.vk.keep_drivers_loaded()
         if host is None:
             self.instance, api = self.vk.create_instance()
-            own.append(functools.partial(self.lib.vkDestroyInstance, self.instance, self.null))
+            undo.append(functools.partial(self.lib.vkDestroyInstance, self.instance, self.null))
             self.physical = self._find(api)
         else:
-            api = API_1_1  # what it asked for is not known
+            api = API_1_1  # the host's version is unknown
             kinds = ("VkInstance", "VkPhysicalDevice", "VkDevice", "VkQueue")
             handles = (self.ffi.cast(*pair) for pair in zip(kinds, host[:4], strict=True))
             self.instance, self.physical, self.handle, self.queue = handles
@@ -99,7 +99,7 @@ class LogicalDevice:
             alive.append(features)
             fma.pNext, features = features, fma
         self.handle = self._create_device(features, [self.ffi.new("char[]", name.encode()) for name in enable])
-        self.own.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
+        self.undo.append(functools.partial(self.lib.vkDestroyDevice, self.handle, self.null))
         queue = self.ffi.new("VkQueue*")
         self.lib.vkGetDeviceQueue(self.handle, self.family, 0, queue)
         self.queue = queue[0]
@@ -153,11 +153,11 @@ class LogicalDevice:
 
     @contextmanager
     def kept(self) -> Iterator[Undo]:
-        """The undo list of something that lives as long as the device; undone if making it fails."""
+        """The undo list of an object that lives as long as the device; undone if making it fails."""
         undo: Undo = []
         try:
             yield undo
         except BaseException:
             destroy(undo)
             raise
-        self.own.extend(undo)
+        self.undo.extend(undo)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from ..protocol import Dispatch, Use, Words
+from ...kernels.records import Words
+from ..protocol import Dispatch, Use
 from ..registry import Registry
 from .device import LogicalDevice, Undo, destroy
 from .queue import ComputeQueue
@@ -47,9 +48,9 @@ def close_collected() -> None:
 class Handles:
     """The handles of living objects, destroyed once: at close(), with the device, or after a drop.
 
-    The death of an object is noted by a callback without bytecode, which Ctrl-C cannot cut short; finalizers run
-    anywhere, also within a call, so it is the next call that destroys (``purge``). While a submission may use a
-    handle, nothing is destroyed: that is left to ``clear``. dropped: objects that ``purge`` releases.
+    A callback without bytecode, which Ctrl-C cannot cut short, notes the death of an object. Finalizers run anywhere,
+    also within a call, so the next call destroys the handles (``purge``). Handles that a submission may use are left
+    to ``clear``. dropped: objects that ``purge`` releases.
     """
 
     def __init__(self, device: LogicalDevice, queue: ComputeQueue, lock: threading.RLock, runtime: object) -> None:
@@ -83,7 +84,7 @@ class Handles:
             raise
 
     def release(self, key: int) -> None:
-        """Destroy what an object holds; while a submission may use it, leave that to ``clear``."""
+        """Destroy an object's handles; while a submission may use them, leave them to ``clear``."""
         self._ties.pop(key, None)
         undo = self.undo.pop(key, [])
         if self.device.is_gone():
@@ -94,7 +95,7 @@ class Handles:
             destroy(undo)
 
     def purge(self) -> None:
-        """Release what was dropped since the last call, other runtimes included."""
+        """Release the objects that were dropped since the last call, also those of other runtimes."""
         close_collected()
         while self.dropped:
             self.release(self.dropped.popleft().key)
@@ -115,11 +116,11 @@ class Handles:
             if self.device.is_gone() or (self.queue.in_flight and not self.queue.is_idle()):
                 self._ties.clear()
                 self.undo.clear()
-                self.device.own.clear()
+                self.device.undo.clear()
                 return
             self.queue.in_flight = False
             self.clear()
-            destroy(self.device.own)
+            destroy(self.device.undo)
 
 
 class Owned:
@@ -170,7 +171,7 @@ class VulkanRecording(Owned):
     def __init__(self, handles: Handles, runtime: object, steps: tuple[Dispatch, ...]) -> None:
         super().__init__(handles, runtime)
         self.steps = steps  # keeps the buffers alive
-        self.commands: Any = None  # what the queue's send takes
+        self.commands: Any = None  # for the queue's send
         self.queries: Any = None
         self.cold = True  # until its first run
         self.ran = False  # whether the last run finished

@@ -6,8 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ...kernels.records import Words
 from ..loader import Heap
-from ..protocol import Use, Words
+from ..protocol import Use
 from ..refusals import check_memory_room, no_room
 from .device import LogicalDevice, Undo
 

@@ -46,7 +46,7 @@ class PipelineCache:
         create = device.vk.struct(
             "VkPipelineCacheCreateInfo", initialDataSize=len(data), pInitialData=device.ffi.from_buffer(data)
         )
-        self.handle = device.create(device.own, "PipelineCache", create)
+        self.handle = device.create(device.undo, "PipelineCache", create)
 
     def save(self) -> None:
         """Write the driver's data if they have changed."""

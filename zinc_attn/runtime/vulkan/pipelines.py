@@ -12,9 +12,9 @@ import numpy as np
 from ...checks import check_int
 from ...errors import ArgumentError, KernelError, LimitError
 from ...kernels.declarations import KernelDecl
+from ...kernels.records import Words
 from ..compiling import telling
 from ..devices import COMPUTE_STAGE
-from ..protocol import Words
 from ..refusals import check_compile_room
 from .device import LogicalDevice, Undo, destroy
 from .pipeline_cache import PipelineCache
@@ -38,7 +38,7 @@ class VulkanKernel:
 class Pipelines:
     """The pipelines of a device, each made once per (declaration, constants, SPIR-V).
 
-    token: says that a kernel is this runtime's, without keeping the runtime alive.
+    token: marks a kernel as this runtime's, without keeping the runtime alive.
     """
 
     def __init__(self, device: LogicalDevice, token: object) -> None:
@@ -101,7 +101,7 @@ class Pipelines:
                 result = build(device.handle, self.cache.handle, 1, create, device.null, pipeline)
             del stage  # alive until here: `create` holds a copy that points at its name and constants
             device.check(result, f"compiling kernel {decl.name}", KernelError)
-            device.own.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, pipeline[0], device.null))
+            device.undo.append(functools.partial(device.lib.vkDestroyPipeline, device.handle, pipeline[0], device.null))
             return pipeline[0]
         finally:
             destroy(scratch)

@@ -1,4 +1,4 @@
-"""The compute queue: one submission at a time, and what a failed one leaves behind."""
+"""The compute queue: one submission at a time, and how the queue recovers from a failed submission."""
 
 import time
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ _DEVICE_LOST: Final = -4  # VK_ERROR_DEVICE_LOST
 class ComputeQueue:
     """The queue with its one fence.
 
-    in_flight: a submission may be running, since no wait said that it finished; started: ``start`` made it, and nobody
-    has begun to wait for its fence. cold: names of kernels in flight that have not run before.
+    in_flight: a submission may be running, since no wait showed its end; started: ``start`` has made the submission,
+    and no wait for its fence has begun. cold: names of kernels in flight that have not run before.
     """
 
     def __init__(self, device: LogicalDevice) -> None:
@@ -33,7 +33,7 @@ class ComputeQueue:
         self.wait_fences = device.entry("vkWaitForFences")
         self.reset_fences = device.entry("vkResetFences")
         self._fences = fences = device.vk.array("VkFence", [null])
-        device.own.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
+        device.undo.append(lambda: lib.vkDestroyFence(handle, fences[0], null))
         self._replace_fence()
 
     def send(self, recordings: Sequence[Any], fence: Any) -> int:
@@ -43,7 +43,7 @@ class ComputeQueue:
         return int(self._queue_submit(self._device.queue, count, infos, fence))
 
     def start(self, recordings: Sequence[Any]) -> None:
-        """``send`` them, where nothing is in flight."""
+        """``send`` the recordings. No submission may be in flight."""
         self.in_flight = True
         try:
             result = self.send(recordings, self._fence)
@@ -55,7 +55,7 @@ class ComputeQueue:
         self.started = True
 
     def finish(self) -> None:
-        """Wait until what is in flight has finished."""
+        """Wait for the submission in flight."""
         if not self.started:  # an interrupt came before ``start`` had ended
             if self.in_flight:
                 self.settle()
@@ -116,7 +116,7 @@ class ComputeQueue:
             if not lib.vkGetFenceStatus(handle, self._fence) or not lib.vkQueueWaitIdle(self._device.queue):
                 return True
             time.sleep(0.01)  # a wait that fails returns at once
-        # The specification: no object of a lost device is in use after a wait has returned this.
+        # The specification: after a wait has returned VK_ERROR_DEVICE_LOST, no object of the device is in use.
         return bool(lib.vkDeviceWaitIdle(handle) == _DEVICE_LOST)
 
     def _renew_fence(self) -> bool:

@@ -23,10 +23,9 @@ _QUERY_64_BIT, _QUERY_WAIT = 1, 2  # VkQueryResultFlagBits
 
 
 class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
-    """The protocol's Runtime, which says what each method does, on plain Vulkan 1.1 or later.
+    """The protocol's Runtime, which documents the methods, on plain Vulkan 1.1 or later.
 
-    ``info`` is one of ``devices.list_devices()``. Errors at opening: NoVulkanError, DeviceNotFoundError (the
-    devices changed since they were listed), DeviceMemoryError, DeviceLostError.
+    ``info`` is one of ``devices.list_devices()``. Errors at opening: see ``LogicalDevice``.
     """
 
     name = "vulkan"
@@ -37,7 +36,7 @@ class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
         if info.refusal is not None:
             raise LimitError(f"device: {info.name} cannot attend: {info.refusal}; use another device")
         super().__init__(info)
-        self._token = object()  # says that a kernel is this runtime's, without keeping the runtime alive
+        self._token = object()  # see ``Pipelines``
         self._warm: set[Kernel] = set()  # kernels that have run
         undo: Undo = []  # instance, device and all that lives as long as the runtime
         try:
@@ -63,10 +62,10 @@ class VulkanRuntime(RuntimeBase[VulkanBuffer, VulkanRecording]):
     def close(self) -> None:
         """Destroy everything made by this runtime; a second call, or one in a forked child, does nothing.
 
-        After a failure it may be unknown whether the last submission has finished. ``close`` waits for it, for SETTLE_S
-        at most, in every way that Vulkan has. Where nothing shows that it finished, its handles are left to the end of
-        the process: a thread of the driver may still use them. A runtime that is dropped open is closed by the next
-        call on another, or when another is opened.
+        After a failure it may be unknown whether the last submission has finished. ``close`` then waits in every way
+        that Vulkan has, for SETTLE_S at most. Where nothing shows that it finished, its handles live until the process
+        ends: a thread of the driver may still use them. A runtime that is dropped open is closed by the next call on
+        another runtime, or by opening another.
         """
         if os.getpid() == self.pid:
             with self.lock:

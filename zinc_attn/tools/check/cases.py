@@ -10,12 +10,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from ...canonical.state import F32
 from ...checks import check_int, shown
 from ...dtypes import storage_dtype
 from ...errors import ArgumentError
 from ...planning.arithmetic import EXACT, Arithmetic
 from ...shapes import AttnShape
-from ..harness.bits import F32
 from ..harness.inputs import parse_contexts
 from .data import KINDS, MASKS, Data, mask_of, values
 
@@ -121,9 +121,8 @@ class Case(NamedTuple):
     def same_values(self, data: Data) -> Iterator[tuple[Case, Data]]:
         """The case in each other storage type that must give the same bits, with the values as its cache takes them.
 
-        Exact arithmetics see the stored numbers, which f32 holds, or, "integer", the blocks of one type. Matrix units
-        are fed with float16: types count that hold the same numbers, all of which float16 holds, since a device may
-        round others to either side.
+        f32 holds the numbers that exact arithmetics read from any type; "integer" reads blocks of a single type. Matrix
+        units read float16: a case counts if float16 holds all its numbers, since a device may round others either way.
         """
         if self.arithmetic == "integer":
             return

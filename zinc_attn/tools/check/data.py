@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 
 from ...cache.rows import stored
 from ...canonical.constants import KEYS_PER_LEAF
+from ...canonical.state import F32
 from ...shapes import AttnShape
 from ...storage import storage_types
-from ..harness.bits import F32
 
 KINDS: Final = ("normal", "rising", "falling", "jumping", "cancelling", "fading", "coarse")
 MASKS: Final = ("random", "tree", "blind", "f32", "f16")
@@ -118,7 +118,7 @@ class Data(NamedTuple):
 
 
 def _lift(head_dim: int) -> np.float32:
-    """A power of two near sqrt(head_dim): with it in dimension 0 of q, that of K is nearly its share of the score."""
+    """A power of two near sqrt(head_dim): in dimension 0 of q it makes K's dimension 0 nearly the score's part."""
     return np.float32(2.0 ** round(math.log2(head_dim) / 2))
 
 

@@ -74,10 +74,10 @@ class Outcome:
             self.faults.append(Fault(prop, variation, difference.text(ulp=True)))
         return difference is None
 
-    def judge(self, data: Data, known: Mapping[str, Digests], by: Judge = oracle) -> None:
+    def judge(self, data: Data, known: Mapping[str, Digests], judge: Judge = oracle) -> None:
         """Property 10: the digest against those ``known``, by source; and property 11, the error against float64.
 
-        The committed record stands for the oracle. The oracle itself (``by``) is asked where the record lacks the case,
+        The committed record stands for the oracle. The oracle (``judge``) is asked where the record lacks a case,
         and where digests differ, so that it names the element. It has no bits of matrix units.
         """
         if self.result is None:
@@ -91,14 +91,14 @@ class Outcome:
         else:
             self.verified = "record"
             if differing or COMMITTED not in expected:
-                agrees = self._ask_oracle(self.result, data, by)
+                agrees = self._ask_oracle(self.result, data, judge)
         for source, want in differing.items():
             self.faults.append(Fault(10, source, f"digest {digest[:16]}, expected {want[:16]}{agrees}"))
 
-    def _ask_oracle(self, result: Output, data: Data, by: Judge) -> str:
+    def _ask_oracle(self, result: Output, data: Data, judge: Judge) -> str:
         """Compare with the oracle's bits. Returns a note on a digest that differs although the bits are equal."""
-        want = oracle_output(self.case, data, judge=by)
-        if not self.compare(10, "the oracle" if by is not oracle else "the NumPy oracle", result, want):
+        want = oracle_output(self.case, data, judge=judge)
+        if not self.compare(10, "the oracle" if judge is not oracle else "the NumPy oracle", result, want):
             self.verified = ""
             return ""
         self.verified = "oracle (sampled heads)" if len(want.lse) < len(result.lse) else "oracle"

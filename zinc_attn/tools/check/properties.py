@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
 from ...canonical.constants import KEYS_PER_NODE
+from ...canonical.state import F32
 from ...distributed.attention import ShardedAttention
 from ...distributed.cache import ShardedKVCache
 from ...errors import LimitError
 from ...planning.arithmetic import EXACT
 from ...runtime.device import Device
 from ...storage import storage_types
-from ..harness.bits import F32, Judge, Output, oracle
+from ..harness.bits import Judge, Output, oracle
 from ..harness.planned_attention import PlannedAttention, PlanRule
 from ..harness.progress import Progress, Steps
 from ..harness.split_spec import SplitSpec
@@ -149,9 +150,9 @@ class _Examination:
         attention.lay_out(self.split_rule)
 
     def _batches(self, attention: PlannedAttention, seq: Sequence) -> None:
-        """Property 4: beside other sequences and queries, whose outputs must not change, either.
+        """Property 4: with other sequences and queries in the batch, whose outputs must not change, either.
 
-        And property 6: a sequence that shared its pages, and copied the last one when it appended to it.
+        And property 6: a sequence that shared its pages, and copied the last page when it appended.
         """
         q = self.data.q
         seqs, queries = [seq.fork(), seq.fork(), seq], [q[: max(self.case.rows // 3, 1)], q[1], self.query]
@@ -218,7 +219,7 @@ class _Examination:
                 continue
             attention.lay_out(rule, cascade=False)
             want = self._outputs(attention, queries, sequences)
-            self._outputs(attention, others, sequences)  # leaves other partial states than those that must be made now
+            self._outputs(attention, others, sequences)  # other partial states than the next call must make
             attention.lay_out(rule)
             for i, pair in enumerate(zip(self._outputs(attention, queries, sequences), want, strict=True)):
                 self.outcome.compare(8, f"{name} {i + 1} of {len(sequences)}", *pair)

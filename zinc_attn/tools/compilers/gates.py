@@ -15,12 +15,11 @@ from .variants import Spec
 
 LDS_PER_SIMD, LDS_STEP = 32 << 10, 1 << 10  # a compute unit of two SIMDs has 64 KiB
 
-MATRIX_LDS_BYTES: Final = 64 << 10  # so that two compute units hold two workgroups with matrix units
+MATRIX_LDS_BYTES: Final = 64 << 10  # two compute units then hold two workgroups with matrix units
 MAX_LDS_BYTES: Final = 4096  # of a workgroup; pass 1's is shared_bytes
-# The most registers and, behind a slash, spills of each class of programs, by target and Mesa; where no spills are
-# allowed, which is so if nothing else is said, there is no scratch memory either. matrix, wide: pass 1 on matrix units,
-# and of more than 256 dimensions. shared: of more than 8 query vectors. vec: mul_mat_vec of one column. graph: every
-# other kernel of a graph, whose registers have no gate.
+# The most registers and, after a slash, spills of each class of programs, by target and Mesa. Without a slash no spills
+# and no scratch memory are allowed. matrix, wide: pass 1 on matrix units, and of more than 256 dimensions. shared: of
+# more than 8 query vectors. vec: mul_mat_vec of one column. graph: every other kernel of a graph; no registers gate.
 _GATES: Final = """
 target    Mesa  matrix  attend  wide    shared  encode  merge  vec   graph
 gfx1201   25    256     120     192     256     192     120    96    -
@@ -63,8 +62,8 @@ class Compiled(NamedTuple):
     """The figures of a compiled program. Sizes are in bytes; ``statistics`` has every number as the driver names it.
 
     spilled: AMD's vector and scalar registers, elsewhere spills and fills. shared: None where the driver does not tell.
-    cycles: the driver's own estimate for a wave. waves: that the registers of a SIMD hold, None where that is not
-    known; RADV's 'Subgroups per SIMD' assumes a file of 1024 registers where it has null hardware.
+    cycles: the driver's own estimate for a wave. waves: as many as the registers of a SIMD hold, None where unknown;
+    with null hardware, RADV's 'Subgroups per SIMD' assumes a file of 1024 registers.
     """
 
     name: str
@@ -171,13 +170,9 @@ def table(reports: Sequence[VariantReport]) -> tuple[list[str], list[list[str]]]
     lines = []
     for r in reports:
         compiled, issue = r.compiled, [None if x is None else x * r.spec.chunks for x in (r.qk, r.pv)]
+        spills = "+".join(map(str, compiled.spilled)) if any(compiled.spilled) else 0
         cells: list[Any] = [r.spec.kernel + r.spec.said, r.spec.dims, r.spec.heads, compiled.wave, compiled.registers]
-        cells += [
-            "+".join(map(str, compiled.spilled)) if any(compiled.spilled) else 0,
-            compiled.scratch,
-            compiled.shared,
-        ]
-        cells += [compiled.instructions, compiled.cycles, compiled.waves]
+        cells += [spills, compiled.scratch, compiled.shared, compiled.instructions, compiled.cycles, compiled.waves]
         if radv:
             cells += [r.waves_by_lds, *issue, r.issue_per_key, *(compiled.statistics.get(name) for name in _RADV)]
         lines.append(["-" if x is None else f"{x:.4g}" if isinstance(x, float) else str(x) for x in cells])

@@ -16,20 +16,19 @@ from .isa import matrix_cycles
 from .targets import RADV, Compiler
 
 MOST_SHARED: Final = 32 << 10  # bytes of a workgroup
-# Vector instructions of mul_mat_vec, whose program makes superblocks of 32 rows, as a part of what the card issues
-# while these come from memory, by its columns: below 1 memory is the limit.
+# The part of the card's issue slots that the vector instructions of mul_mat_vec take while their superblocks of 32 rows
+# come from memory, by columns; below 1 memory is the limit.
 MOST_ISSUED: Final = {1: 0.2, 8: 0.9}
-MOST_OF_GLU: Final = 0.25  # whose program makes a superblock of gate and of up, and then the GLU once for all
-LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of it loads before it uses the first
-# Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns, where 300 are 163 TOPS of the card; an
-# output has two products of q6_K, and a minimum of others.
+MOST_OF_GLU: Final = 0.25  # of programs with glu: a superblock of gate and of up, and the GLU once
+LEAST_AHEAD: Final = 4096  # bytes of weights that a wave of mul_mat_vec loads before it uses the first
+# Cycles of mul_mat_units for a block of 32 values of 32 rows and 64 columns; 300 are 163 TOPS of the card. An output of
+# q6_K has two products, and an output of the others a minimum.
 MOST_CYCLES: Final = {"q6_K": 345} | dict.fromkeys(("q4_1", "q5_1", "q2_K", "q4_K", "q5_K"), 395)
 MOST_CYCLES_ELSE: Final = 285
 
 
 def graph_programs(compiler: Compiler = HERE) -> list[tuple[GraphKernel, tuple[int, ...]]]:
-    """The programs that the gate compiles. Matrix units are AMD's alone, if the package was built with them; several
-    rows of states in a lane need a wave of 32."""
+    """The programs that the gate compiles: matrix units are AMD's; several rows of states a lane need a wave of 32."""
     units, whole = compiler.target.driver is RADV, layout_for(compiler).lanes == WAVE
     return [
         (kernel, spec)
@@ -83,6 +82,6 @@ def _of_products(name: str, spec: tuple[int, ...], answer: Mapping[str, Any]) ->
 
 
 def issued(loaded: int, answer: Mapping[str, Any]) -> float:
-    """The part of the card's issue slots that vector instructions take while so many bytes come from memory."""
+    """The part of the card's issue slots that vector instructions take while ``loaded`` bytes come from memory."""
     card, seconds = CARDS["r9700"], loaded / CARDS["r9700"].bandwidth  # billionths
     return float(answer["statistics"]["VALU"] / (seconds * card.compute_units * card.family.simds * card.clock_ghz))

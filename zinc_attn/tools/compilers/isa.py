@@ -33,7 +33,7 @@ def _parsed(isa: str) -> tuple[list[tuple[int, str]], list[tuple[int, int]]]:
 
 
 def matrix_cycles(isa: str) -> int:
-    """Issue cycles of vector work in the block of a program that has products of matrices; in the shorter of two."""
+    """Issue cycles of vector work in a program's block with matrix products, or in the shorter of two such blocks."""
     code, _ = _parsed(isa)
     cycles = Counter[int]()
     for block, op in code:
@@ -78,9 +78,9 @@ def innermost_loops(isa: str) -> list[tuple[list[str], bool]]:
 def main_loops(isa: str, trips: tuple[float, ...]) -> tuple[float | None, float | None]:
     """Issue cycles per key of pass 1's score loop and value loops; trips: of the loops per leaf.
 
-    The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads); the
-    value loop, before which arithmetic "integer" has one over the scales, does both. None where there are not as many
-    as trips, or one has a conditional part.
+    The score loop is the only innermost loop that loads vectors and reads no LDS (the query comes by scalar loads). A
+    value loop does both; arithmetic "integer" has another such loop before it, over the scales. None where the loops
+    are not as many as ``trips``, or a loop has a conditional part.
     """
     scores, values = list[float | None](), list[float | None]()
     for loop, straight in innermost_loops(isa):

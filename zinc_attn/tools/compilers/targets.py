@@ -22,8 +22,7 @@ HOW: Final = "take what scripts/lib/compilers.sh fetches (docs/compilers.md)"
 class Driver(NamedTuple):
     """A Vulkan driver of Mesa: its library's name, its shim's and the shim's variables, and its statistics' names.
 
-    figures: registers, scratch memory, instructions, cycles. spills: of every kind. shared: empty where it does not
-    tell.
+    figures: registers, scratch memory, instructions, cycles. spills: of every kind. shared: empty if it tells none.
     """
 
     library: str
@@ -65,8 +64,7 @@ NVK: Final = Driver(
 class Target(NamedTuple):
     """A GPU. chip: as the shim calls it; its name in Vulkan has this, or ``word``.
 
-    family: None where the driver's figure of registers does not say how many waves they hold. shim: another than the
-    driver's. subgroup: invocations of the smallest.
+    family: None where the driver's registers do not tell the waves. shim: unlike the driver's. subgroup: the smallest.
     """
 
     title: str

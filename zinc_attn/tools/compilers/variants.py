@@ -33,8 +33,8 @@ class Spec:
 
     kernel: merge, attend_DTYPE, attend_matrix_DTYPE or encode_DTYPE. head_dim: pass 2's is V's. heads: query
     vectors of a workgroup of pass 1, 0 for the other kernels. chunks: workgroups that share a KV head, which scales the
-    issue estimate alone. softcap: 1 where scores are capped. rows: of a workgroup that share their keys. cells: K and V
-    are rows of a host (kv_layout "NHD") in pages of one token.
+    issue estimate alone. softcap: 1 where scores are capped. rows: of a workgroup, which share keys. cells: K and V are
+    rows of a host (kv_layout "NHD") in pages of one token.
     """
 
     kernel: str

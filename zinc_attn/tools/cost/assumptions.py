@@ -2,8 +2,7 @@
 
 With the values below, in float16 on an R9700: 16/2/256 reaches 20.7 % at 1k, 82.2 % at 8k and 91.6 % at 128k keys of
 the peak bandwidth; at 32k keys its 8 rows take 2.32 times as long as one; where a prefix of 32k keys is shared, 8
-requests of 32/8/128 are 4.78 times faster than alone. docs/cost-model.md says where the values come from, and a test
-holds what this page says.
+requests of 32/8/128 are 4.78 times faster than alone. docs/cost-model.md has the values' origins; a test checks this.
 """
 
 from typing import Final

@@ -27,7 +27,7 @@ from .pass1 import UnitsWorkgroup, Workgroup, dispatches_us
 from .predict import Prediction, States, Terms, Work, merge_us, predict, submission_terms, written_bytes
 
 PAGE: Final = 256  # keys
-SAMPLES: Final = 17  # submissions of a long call that are modeled beside the last; between them lies a line
+SAMPLES: Final = 17  # modeled submissions of a long call, before the last; the others are interpolated
 
 
 class PlannedCall:

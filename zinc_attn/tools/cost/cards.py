@@ -6,13 +6,13 @@ from typing import Final, NamedTuple
 
 from ...checks import check_int
 from ...errors import ArgumentError
+from ...kernels.declarations import GRID_SIDE
 from ...kernels.device_info import DeviceInfo
 from ...kernels.matrix import MatrixFacts, MatrixFragment
 from ...kernels.tuning import SCRATCH_BYTES
 from ...limits import WAVE
 from .assumptions import READ_EFFICIENCY
 
-GRID: Final = 65535  # workgroups along an axis that every device takes
 FRAGMENT: Final = MatrixFragment(16, 16, 16)
 # Matrix units, as RADV of a Mesa that offers them tells of them.
 RDNA4_UNITS: Final = MatrixFacts(FRAGMENT, 64 << 10, 1024, FRAGMENT)
@@ -64,7 +64,7 @@ class Card:
     @property
     def info(self) -> DeviceInfo:
         """The card as a device, without facts that no plan depends on."""
-        told = ("", "modeled", "", "", self.compute_units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID,) * 3, 0.0)
+        told = ("", "modeled", "", "", self.compute_units, "the card", WAVE, 0, SCRATCH_BYTES, (GRID_SIDE,) * 3, 0.0)
         return DeviceInfo(0, self.title, "discrete", *told, matrix=RDNA4_UNITS)
 
     @property
@@ -81,7 +81,7 @@ class Card:
         return self.bandwidth * 1e3 * READ_EFFICIENCY
 
 
-MOST_UNITS: Final = 1 << 16  # compute units of a modeled card, each of which takes time
+MOST_UNITS: Final = 1 << 16  # compute units of a modeled card; the model's run time grows with them
 CARDS: Final = {
     "r9700": Card("Radeon AI PRO R9700", 64, 2.9, 644.6, 8, 64),  # AMD's figures
     "rx9070xt": Card("Radeon RX 9070 XT", 64, 2.97, 640.0, 8, 64),  # AMD's launch figures (boost)

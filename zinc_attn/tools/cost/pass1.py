@@ -43,8 +43,7 @@ ISSUE: Final = {
 LINES: Final = {"canonical": (0.0691, 0.0692, 2.97), "fused": (0.0393, 0.0675, 3.55)}
 INTEGER_ISSUE: Final = 1.22  # times fused's, for one row in q8_0
 UNITS_ISSUE: Final = {64: 153, 128: 252, 256: 438}  # per key of 64 query vectors by matrix units, by head_dim; q8_0
-# Issue cycles that 32 values of K, and of V, take more than float16's to become float32: of (256, 8), means over
-# both arithmetics.
+# Issue cycles beyond float16's of 32 values of K, and of V, to become float32: of (256, 8), means of both arithmetics.
 STORAGE_ISSUE: Final = {
     "f32": (-0.7, -0.8), "f16": (0.0, 0.0), "bf16": (-0.5, -0.4), "q8_0": (0.6, 1.6), "fp8_e4m3": (1.3, 1.3),
     "q5_1": (1.6, 2.7), "q5_0": (1.6, 2.8), "q4_1": (0.0, 1.2), "q4_0": (0.1, 1.3), "iq4_nl": (3.9, 4.9),
@@ -73,8 +72,7 @@ def _measured(shape: AttnShape, vectors: int, arithmetic: Arithmetic) -> tuple[i
 class Spread:
     """Workgroups as they lie on the card's SIMDs.
 
-    demand: (µs that some SIMDs would take alone, their bytes). issue_us: arithmetic of the busiest SIMD. leaves: that
-    one wave attends one after another.
+    demand: (µs that some SIMDs would take alone, their bytes). issue_us: the busiest SIMD's. leaves: most in turn.
     """
 
     card: Card
@@ -103,7 +101,7 @@ class Spread:
 
 
 def dispatches_us(spreads: list[Spread], again_us: float) -> float:
-    """The launch and dispatches one after another, beside ``again_us`` in which the L2 gives them keys again."""
+    """The launch and dispatches one after another, during which the L2 delivers keys again for ``again_us``."""
     busy = sum(spread.us for spread in spreads)
     bent: float = (busy**KNEE + again_us**KNEE) ** (1 / KNEE)
     return START_US + GAP_US * (len(spreads) - 1) + bent

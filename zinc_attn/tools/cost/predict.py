@@ -52,8 +52,7 @@ class Terms:
 class Prediction(Terms):
     """A modeled call of one layer, from the begin of the first pass 1 to the end of the last pass 2.
 
-    utilization: share of the compute units that get a workgroup. partial_bytes: of the partial states, written and
-    read.
+    utilization: share of the compute units with a workgroup. partial_bytes: partial states, written and read.
     """
 
     card: str
@@ -179,7 +178,7 @@ def submission_terms(work: Work, states: States, card: Card, dtype: str, kv_byte
 
 
 def written_bytes(states: States, kv_bytes: float, card: Card) -> float:
-    """Bytes that writing the partial states counts as: fewer where the caches hold them beside K and V."""
+    """Bytes that count for writing the partial states: fewer where the caches hold them together with K and V."""
     rates = [assumed.CACHED_RATE if kv_bytes + plan.scratch_bytes <= card.cache_bytes else 1.0 for _, plan in states]
     return sum(weight * plan.scratch_bytes / rate for (weight, plan), rate in zip(states, rates, strict=True))
 
@@ -187,8 +186,8 @@ def written_bytes(states: States, kv_bytes: float, card: Card) -> float:
 def merge_us(states: States, card: Card, kv_bytes: float, leaves: float) -> float:
     """The gap and pass 2.
 
-    leaves: that a wave of pass 1 attended one after another, each of another node. So the first states are that many
-    steps old, and those that the caches no longer hold are read from memory.
+    leaves: of a wave of pass 1, one after another, each of another node. So the first states are that many steps old;
+    states that the caches no longer hold are read from memory.
     """
     total = 0.0
     for weight, plan in states:

@@ -154,7 +154,7 @@ def manifest(
     """The manifest as a JSON-serializable dict; section ``shapes`` has the sizes of ``attn_shapes``.
 
     dtype, page_size and kv_layout of the cache, as ``KVCache`` takes them; compute_units: of the device whose
-    splits they name. ArgumentError for what is not one of these, KernelError where the SPIR-V was not built.
+    splits they name. ArgumentError: a wrong value of these; KernelError: the SPIR-V was not built.
     """
     dtype = storage_dtype(dtype)
     page_size = PagePool(1, page_size).page_size  # refuses a wrong one

@@ -17,9 +17,10 @@ from ...graph.recurrent import scale_of
 from ...graph.rope import Rope
 from ...graph.units import tile_of_units
 from ...kernels.device_info import DeviceInfo
+from ...kernels.records import Words
 from ...limits import WAVE
 from ...runtime.device import SPIRV, Device, load_spirv
-from ...runtime.protocol import Dispatch, Runtime, Use, Words
+from ...runtime.protocol import Dispatch, Runtime, Use
 from .hybrid import ROUTE_LEAST
 from .model import Matrix
 
@@ -48,8 +49,7 @@ def run(
     """Run a kernel, and return the words of each result.
 
     operands: the arrays of its read bindings, in order, without the parameters. values: the parameters; a tensor that
-    is not among them is its binding's array. results: for each write binding, in order, its first words, or a number of
-    words that are POISON.
+    is not among them is its binding's array. results: for each write binding, in order, words, or a number of POISON.
     """
     read = [binding.name for binding in kernel.decl.bindings[1:] if binding.access == "read"]
     bound = {name: tensor(np.ascontiguousarray(x)) for name, x in zip(read, operands, strict=True)}
@@ -89,7 +89,7 @@ class OnDevice:
         self._device = device
 
     def _float(self, kernel: GraphKernel, y: tuple[int, ...], operands: Sequence[Any], **values: Any) -> F32:
-        """The first result, float32 of a shape. spec, among the values: its constants."""
+        """The first result, float32 of shape ``y``. values: the parameters, and ``spec``, the constants."""
         spec = values.pop("spec", ())
         y_tensor = tensor(np.empty(y, np.float32))
         others = sum(binding.access == "write" for binding in kernel.decl.bindings) - 1
@@ -110,14 +110,13 @@ class OnDevice:
         return self._float(graph.GET_WEIGHTS, shape, (packed, tokens), spec=kind, **values)
 
     def norm(self, x: F32, weight: F32 | None, eps: float, op: str = "rms") -> F32:
-        by = x if weight is None else weight[None]
+        factor = x if weight is None else weight[None]
         values = {"eps": eps, "factor": 1.0 / x.shape[-1], "scales": (0.0, 0.0), "joined": 1}
         spec = graph.NORM_OPS.index(op), int(weight is not None), 0, 0
-        return self._float(graph.NORM, x.shape, (x, by, by, by, by), spec=spec, **values | NO_TURNS)
+        return self._float(graph.NORM, x.shape, (x, *[factor] * 4), spec=spec, **values | NO_TURNS)
 
     def product(self, weights: Matrix, x: F32, added: F32 | None = None, ids: NDArray[np.int32] | None = None) -> F32:
-        """Few rows of x go to the kernels for few rows, others to tiles; tiles without an addend go to matrix units, if
-        there are some. The bits are the same."""
+        """With the same bits: few rows of x go to vec kernels, others to tiles, or without addend to matrix units."""
         rows, runtime = len(weights.rows) // weights.experts, self._device.runtime
         is_float, float_sizes = weights.kind in FLOAT_TYPES, graph.FLOAT_VEC.values(x.shape[-1])
         few = len(x) <= FEW and bool(float_sizes["SERVED"] or not is_float)

@@ -31,7 +31,7 @@ class Sizes:
     rope: Rope
     experts: int
     chosen: int
-    width: int  # of an expert, and of the one that all tokens take
+    width: int  # of an expert, and of the shared expert
 
 
 HYBRIDS: Final = {

@@ -1,7 +1,7 @@
 """A random model of two layers, and its forward pass over the operations of an oracle or of a device.
 
 Its layers are Llama's: RMS_NORM, products, ROPE, attention with grouped heads, SWIGLU, residuals. A model with experts
-has some of them in place of the feed-forward part, and a token takes those of its largest scores, times these. Every
+has them in place of the feed-forward part: a token takes the experts of its largest scores, times these scores. Every
 number follows from a model's name, so two machines have the same model.
 """
 
@@ -111,7 +111,7 @@ def random_matrix(kind: str, rows: int, columns: int, rng: np.random.Generator) 
 
 
 def make_model(name: str) -> Weights:
-    """One of KINDS, the type of its weights, or of its weights and experts."""
+    """The model ``name``, one of KINDS: the type of its weights, with or without experts."""
     rng, kind = np.random.default_rng([46, KINDS.index(name)]), WITH_EXPERTS.get(name, name)
 
     def weights(rows: int, columns: int = WIDTH) -> Matrix:

@@ -16,7 +16,7 @@ from ...graph.rope import Rope, rope
 from .hybrid import ROUTE_LEAST, Operations
 from .model import Matrix
 
-DRAWN: Final = 8  # one of so many operations is drawn
+DRAWN: Final = 8  # operations, of which one is drawn on average
 
 
 class Oracle:

@@ -13,11 +13,10 @@ from ... import reference
 from ...cache.rows import stored, stored_scales
 from ...canonical.constants import BIASES
 from ...canonical.matrix_bound import matrix_bound
+from ...canonical.state import F32, F64
 from ...planning.arithmetic import EXACT, Arithmetic
 from .inputs import NUMPY_DTYPES
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 Rows = NDArray[Any]  # K or V, as a cache takes them
 Place = tuple[int, ...]
 ORACLE_PRODUCTS: Final = 1 << 30  # rows * context * q_heads * head_dim up to which a tool computes every head
@@ -58,8 +57,7 @@ def oracle(
     """The oracle's output for the query heads of the last ``kv_heads`` KV heads (None: of all of them).
 
     q: (q_heads, head_dim) or (q_len, q_heads, head_dim); k, v: (tokens, kv_heads, head_dim) as a cache of ``dtype``
-    takes them; masking: keyword arguments of ``reference.emulate``. The last heads are those whose buffer offsets are
-    the largest.
+    takes them; masking: keyword arguments of ``reference.emulate``. The last heads have the largest buffer offsets.
     """
     return Output(*by_kv_head(reference.emulate, q, k, v, dtype, kv_heads, masking))
 
@@ -82,21 +80,26 @@ def by_kv_head(
 
     Arguments as in ``oracle``. KV heads come one after the other, so that only one is held as float32.
     """
-    held = k.shape[1]
-    group, options = q.shape[-2] // held, dict(masking or {})
-    by_head = {name: options[name] for name in ("sinks", *BIASES) if options.get(name) is not None}
-    parts = []
+    held, parts = k.shape[1], []
     for head in range(held - (held if kv_heads is None else kv_heads), held):
-        served = slice(head * group, (head + 1) * group)
-        keys, values = k[:, head : head + 1], v[:, head : head + 1]
-        per_head = {name: x[served] for name, x in by_head.items()}
+        queries, keys, values, options = of_heads(q, k, v, masking or {}, head, head + 1)
         if options.get("arithmetic") == "integer":
-            per_head |= stored_scales(keys, values, dtype)
+            options |= stored_scales(keys, values, dtype)
         if dtype not in NUMPY_DTYPES:
             keys, values = stored(keys, values, dtype)
-        parts.append(attend(q[..., served, :], keys, values, **options | per_head))
+        parts.append(attend(queries, keys, values, **options))
     for arrays, heads_axis in zip(zip(*parts, strict=True), cycle((-2, -1))):
         yield np.concatenate(arrays, heads_axis)
+
+
+def of_heads(
+    q: F32, k: Rows, v: Rows, options: Mapping[str, Any], begin: int, end: int
+) -> tuple[F32, Rows, Rows, dict[str, Any]]:
+    """The KV heads [begin, end), with their query heads and options."""
+    group = q.shape[-2] // k.shape[1]
+    served = slice(begin * group, end * group)
+    per_head = {name: x[served] for name in ("sinks", *BIASES) if (x := options.get(name)) is not None}
+    return q[..., served, :], k[:, begin:end], v[:, begin:end], {**options, **per_head}
 
 
 def truth(

@@ -36,7 +36,7 @@ def check_file(path: Path, hint: str) -> None:
 
 
 def _check_replaced(path: Path) -> None:
-    """OSError where ``path`` takes no file, or has one of a kind that no tool writes, such as a checkpoint."""
+    """OSError where ``path`` takes no file, or is a file that no tool writes, such as a checkpoint."""
     check_target(path)
     with suppress(FileNotFoundError), open_regular(path) as file:
         if (content := content_of(file.read(CONTENT_BYTES))) not in (None, "empty"):

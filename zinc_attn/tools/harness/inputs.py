@@ -8,16 +8,16 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from ...canonical.state import F32
 from ...checks import check_int, parse_digits, shown
 from ...errors import ArgumentError
 from ...limits import MAX_CONTEXT
 from ...shapes import AttnShape
 from ...storage import storage_types
 
-F32 = NDArray[np.float32]
 NUMPY_DTYPES: Final[dict[str, np.dtype[Any]]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16)}
 _SUFFIXES: Final = {"k": 1 << 10, "m": 1 << 20}
-_BLOCK: Final = 1 << 22  # values made at once, so that long arrays need little memory beside their own
+_BLOCK: Final = 1 << 22  # values drawn at once, so that long arrays need little more memory than their own
 
 
 def parse_contexts(text: str, name: str = "contexts") -> list[int]:

@@ -7,15 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from ...cache.kv_cache import KVCache
-from ...canonical.constants import BIASES
+from ...canonical.state import F32
 from ...decode.attention import Attention
 from ...decode.axes import attention_shape
 from ...errors import WrongResultError
 from ...runtime.device import Device
-from .bits import F32, Output, Rows, compare, oracle
+from .bits import Output, Rows, compare, of_heads, oracle
 
 DRAWN_KEYS: Final = 2048  # at most: four nodes, which NumPy attends for one KV head in some hundredths of a second
-_OF_HEADS: Final = ("sinks", *BIASES)
 
 
 class NativeOracle:
@@ -24,8 +23,8 @@ class NativeOracle:
     NumPy attends some of each call, too: a drawn KV head, a drawn number of the last keys. calls: their number so far.
     """
 
-    def __init__(self, device: Device, seed: int = 0) -> None:
-        self.device, self.calls, self._rng = device, 0, np.random.default_rng(seed)
+    def __init__(self, device: Device) -> None:
+        self.device, self.calls, self._rng = device, 0, np.random.default_rng(0)
 
     def __call__(
         self,
@@ -39,7 +38,7 @@ class NativeOracle:
         held, options = k.shape[1], dict(masking or {})
         head, rows = int(self._rng.integers(held)), 1 if q.ndim == 2 else len(q)
         keys = int(self._rng.integers(rows, max(min(len(k), DRAWN_KEYS), rows) + 1))
-        some = _of_heads(q, k[-keys:], v[-keys:], options, head, head + 1)
+        some = of_heads(q, k[-keys:], v[-keys:], options, head, head + 1)
         if some[3].get("mask") is not None:
             some[3]["mask"] = some[3]["mask"][..., -keys:]
         if wrong := compare(self._attend(*some[:3], dtype, some[3]), oracle(*some[:3], dtype, None, some[3])):
@@ -47,7 +46,7 @@ class NativeOracle:
                 f"oracle: native code of the processor has other bits than NumPy, {wrong.text()}; use --oracle numpy"
             )
         self.calls += 1
-        q, k, v, options = _of_heads(q, k, v, options, held - (kv_heads or held), held)
+        q, k, v, options = of_heads(q, k, v, options, held - (kv_heads or held), held)
         return self._attend(q, k, v, dtype, options)
 
     def _attend(self, q: F32, k: Rows, v: Rows, dtype: str, options: Mapping[str, Any]) -> Output:
@@ -58,13 +57,3 @@ class NativeOracle:
             cache.append(sequence, 0, k, v)
             with closing(Attention(cache, **model_options)) as attention:
                 return Output(*attention(q, sequence, 0, return_lse=True, allow_empty=True, **call_options))
-
-
-def _of_heads(
-    q: F32, k: Rows, v: Rows, options: Mapping[str, Any], begin: int, end: int
-) -> tuple[F32, Rows, Rows, dict[str, Any]]:
-    """The KV heads [begin, end), with their query heads and options."""
-    group = q.shape[-2] // k.shape[1]
-    served = slice(begin * group, end * group)
-    per_head = {name: x[served] for name, x in options.items() if name in _OF_HEADS and x is not None}
-    return q[..., served, :], k[:, begin:end], v[:, begin:end], {**options, **per_head}

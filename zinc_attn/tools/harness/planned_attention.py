@@ -5,9 +5,10 @@ from typing import Any
 
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...decode.attention import Attention
 from ...planning.splits import SplitPlan
-from .bits import F32, Output
+from .bits import Output
 
 PlanRule = Callable[[int, int, int | None], SplitPlan]  # tokens, query rows and window to a plan
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from ...cache.kv_cache import KVCache
 from ...cache.sequence import Sequence
+from ...canonical.state import F32
 from ...decode.attention import Attention
 from ...decode.workspace import Workspace
 from ...runtime.device import Device
-from ..harness.bits import F32, Output, compare
+from ..harness.bits import Output, compare
 from ..harness.inputs import Inputs
 from ..harness.split_spec import SplitSpec
 from .expected import Expectation
@@ -35,7 +36,7 @@ class Subject:
     spoil: Callable[[], object] = lambda: None
     cut_back: Callable[[], object] = lambda: None
     spans: Callable[[], Mapping[str, float]] = dict
-    exact: bool = True  # whether every call must give the same bits, which are those that are expected
+    exact: bool = True  # whether every call must give the expected bits
     output: Output | None = None  # the verified output
     times: list[Mapping[str, float]] = field(default_factory=list)
 
@@ -55,13 +56,13 @@ class Subject:
         return {"call": seconds, **self.spans()}
 
     def run_spoiled(self) -> None:
-        """A call after the timing, whose output was spoiled before: timed calls that write nothing would show here."""
+        """Spoil the output and call once more after the timing: calls that write nothing would show here."""
         self.spoil()
         self._run()
         self._compare("after the timing")
 
     def rows(self) -> list[Row]:
-        """A row per measure, or the one that says why there is no time."""
+        """A row per measure, or a single row that says why there is no time."""
         if self.row.status != "ok" or not self.times:
             return [self.row]
         series = {measure: tuple(x[measure] for x in self.times) for measure in self.times[0]}
@@ -99,7 +100,7 @@ class CachedCalls:
         self.rows.append((data.q, data.k[n:].copy(), data.v[n:].copy()) if self.appends else (data.q,))
 
     def subject(self, row: Row, split: SplitSpec) -> Subject:
-        """The call under a layout; where it appends nothing, its one submission, recorded with the device's clock."""
+        """The call under a layout; of a call that appends nothing, its submission alone, with the device's clock."""
         sizes: dict[str, Any] = {"num_splits": split.num_splits, "split_size": split.split_size}
         workspaces: list[Workspace] = []
         sizes |= {"observer": lambda _, workspace: workspaces.append(workspace)}

@@ -1,9 +1,10 @@
-"""The right output of the calls of one context: the oracle's, and the same for all."""
+"""The right output of the calls of one context: the oracle's; all calls have the first call's bits."""
 
 import numpy as np
 
 from ... import reference
-from ..harness.bits import F32, F64, Expected, Judge, Output, by_kv_head, compare, oracle, oracle_options, truth
+from ...canonical.state import F32, F64
+from ..harness.bits import Expected, Judge, Output, by_kv_head, compare, oracle, oracle_options, truth
 from ..harness.inputs import Inputs
 from .spec import CallSpec
 

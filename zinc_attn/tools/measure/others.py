@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from ...cache.rows import stored
+from ...canonical.state import F32
 from ...errors import ArgumentError, RuntimeUnavailableError
-from ..harness.bits import F32, Output
+from ..harness.bits import Output
 from ..harness.inputs import NUMPY_DTYPES, Inputs
 from ..harness.tables import MISSING
 from .calls import Subject

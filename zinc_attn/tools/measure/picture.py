@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 INK, GRAY, GRID = "#1f2933", "#6b7480", "#e4e7eb"
-COLORS: Final = (  # of a device, say: the split rule's, and those of its other layouts
+COLORS: Final = (  # of a subject: the split rule's, and its other layouts'
     *(("#1d5b8f", "#83a5c1"), ("#b4642d", "#d6aa8c"), ("#3d7a57", "#94b6a3"), ("#77589c", "#b4a3c9")),
     *(("#8a6f1e", "#bfb083"), ("#a0476b", "#cb9aae"), ("#4b6b7f", "#9caeb9")),
 )
@@ -90,9 +90,7 @@ def layout_name(layout: str) -> str:
     """ "auto" to "split rule", "1" to "one split"."""
     if layout.startswith("size:"):
         return f"splits of {layout.removeprefix('size:')} keys"
-    return {"auto": "split rule", "1": "one split", "none": "weights alone", MISSING: ""}.get(
-        layout, f"{layout} splits"
-    )
+    return {"auto": "split rule", "1": "one split", MISSING: ""}.get(layout, f"{layout} splits")
 
 
 def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:

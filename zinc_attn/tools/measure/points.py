@@ -18,10 +18,10 @@ from .rows import Row
 from .spec import CallSpec
 
 WARM_UP_RUNS: Final = 3
-GPU_WARM_UP_S: Final = 1.0  # at least: while the host made data, the GPU's clock fell, and it takes that long to rise
+GPU_WARM_UP_S: Final = 1.0  # at least: the GPU's clock fell while the host made data, and takes as long to rise
 FEWEST_REPEATS: Final = 5  # timed runs of a call where ``repeats`` is not given
 MOST_REPEATS: Final = 50
-BUDGET_S: Final = 3.0  # of these
+BUDGET_S: Final = 3.0  # of a call's timed runs
 NO_ROOM: Final = (LimitError, MemoryError)  # DeviceMemoryError is a MemoryError
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def measure_calls(
 
 
 class Point:
-    """The calls of one context, and the rows of calls without room. ``stack`` closes what they need."""
+    """The calls of one context, and the rows of calls without room. ``stack`` closes their caches."""
 
     def __init__(self, stack: ExitStack, context: int, steps: Steps, wrap: Callable[[Subject], Subject]) -> None:
         self.stack, self.context, self.steps, self.wrap_call = stack, context, steps, wrap

@@ -41,11 +41,10 @@ class Row:
     ``layout``, None for a step. measure: a key of MODES; seconds: of every timed call.
     status: "ok", "failed" (wrong output; ``error`` names the first, its indices sequence, row, head, dimension), or
     "refused" (there is no room; ``error`` says why). Only "ok" has times.
-    verified: "bits": out and lse of all sequences, rows and heads are the oracle's; "bits (sampled)": those of some
-    are, at least of the last KV head of every sequence, and all are those of the context's first layout. "bound",
-    "bound (sampled)": with matrix units, out and lse are as near to float64 as their roundings allow, and all bits are
-    those of the first layout. A step of a decode that was not compared has None. relative_error: of out, in the L2
-    norm, against float64, where that was asked for.
+    verified: "bits": out and lse have the oracle's bits; "bits (sampled)": some heads do, at least the last KV head of
+    every sequence, and all have the bits of the context's first layout; "bound", "bound (sampled)": with matrix units,
+    out and lse are as near to float64 as the units' roundings allow, and have the first layout's bits; None: a step of
+    a decode that was not compared. relative_error: of out against float64 in the L2 norm, where it was asked for.
     """
 
     spec: CallSpec
@@ -81,7 +80,7 @@ class Row:
         """FIGURES of the times. kv_gb_s: stored bytes of K and V of all sequences, each once, per median time; 1e9.
 
         attention_ms_per_step: of all layers; tokens_s: batch * q_len of them in a step, as if attention were all of it;
-        step_tokens_s: the same with the spec's weights_ms beside attention.
+        step_tokens_s: the same with the spec's weights_ms added to attention.
         """
         figures, spec = dict[str, float | None].fromkeys(FIGURES), self.spec
         if not self.seconds:

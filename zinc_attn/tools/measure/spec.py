@@ -25,10 +25,10 @@ class CallSpec:
 
     layers: attention layers of a step; contexts: keys of a sequence, the call's q_len rows among them; splits: layouts;
     dtype: of K and V; batch: sequences in a call, with q_len new rows each; page_size: tokens, None for calls of one
-    sequence that append nothing, of which the submission alone is timed; repeats: timed calls per point (None: 5 to 50
-    within some seconds); arithmetic: see ``Attention``; weights_ms: the time of the rest of a step; against: of OTHERS,
-    beside calls of one row; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything is
-    compared with the oracle, and above it as many KV heads as that allows.
+    sequence that append nothing, whose submission alone is timed; repeats: timed calls per point (None: 5 to 50 within
+    some seconds); arithmetic: see ``Attention``; weights_ms: the time of the rest of a step; against: names of OTHERS,
+    for calls of one row; oracle_products: batch * q_len * context * q_heads * head_dim up to which everything is
+    compared with the oracle, and above which as many KV heads as that allows.
     """
 
     shape: AttnShape

@@ -17,9 +17,9 @@ from .rows import Row
 from .spec import CallSpec
 
 NEIGHBORS: Final = 16  # steps on each side whose median a step is compared with
-STALL_RATIO: Final = 3.0  # a step is a stall beyond so many times that median, or so many milliseconds above it
+STALL_RATIO: Final = 3.0  # a step beyond this many times the median, or STALL_MS above it, is a stall
 STALL_MS: Final = 50.0
-CHECKED: Final = 64  # every so many steps, and after the last one, the last layer is compared with the oracle
+CHECKED: Final = 64  # steps between comparisons of the last layer with the oracle; the last step has one, too
 _TOLD: Final = 32  # steps between two reports of progress
 
 
@@ -33,8 +33,7 @@ def decode_steps(
 ) -> Iterator[Row]:
     """Decode the contexts 1, 2, … of each spec, one sequence on one device after the other: a row per step.
 
-    prepare: whether to call ``Attention.prepare`` before, which is a row, too. judge: see ``measure_calls``. Errors:
-    those of the cache and of its calls.
+    prepare: whether ``Attention.prepare`` comes first, as a row. judge: see ``measure_calls``. Errors: the cache's.
     """
     for device, spec in product(devices, specs):
         steps, tokens = Steps(progress, len(spec.contexts)), len(spec.contexts)
@@ -64,7 +63,7 @@ def decode_steps(
 
 
 def stalls(rows: Sequence[Row]) -> list[Row]:
-    """The steps among ``rows``, all of which have a time, that took far longer than those around them."""
+    """The steps among ``rows``, all timed, that took far longer than their neighbors."""
     ms = np.array([row.figures["attention_ms_per_step"] for row in rows], float)
     medians = [np.median(ms[max(index - NEIGHBORS, 0) : index + NEIGHBORS + 1]) for index in range(len(rows))]
     beyond = [x > STALL_RATIO * median or x > median + STALL_MS for x, median in zip(ms, medians, strict=True)]
