@@ -34,6 +34,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "PartialState.from_bytes": (za.PartialState.from_bytes, {"data": PART.to_bytes()}),
     "SplitPlan": (za.SplitPlan, PLAN),
     "SplitPlan.fixed": (za.SplitPlan.fixed, {"context_len": 100, "shape": SHAPE, "num_splits": 2}),
+    "SplitPlan.from_dict": (za.SplitPlan.from_dict, {"data": za.SplitPlan(**PLAN).to_dict()}),
     "fold": (za.fold, {"parts": [PART]}),
     "merge_state": (za.merge_state, MERGED),
     "merge_states": (za.merge_states, {"v": np.ones((3, 1, 2, 64)), "s": np.zeros((3, 1, 2))}),

@@ -1,5 +1,6 @@
 """The split rule and SplitPlan."""
 
+import json
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
@@ -41,10 +42,12 @@ def test_rule_is_monotone_and_capped(shape, units, q_len):
 
 
 def check_nodes(plan):
-    """Every node that some row sees is in one split."""
+    """Every node that some row sees is in one split, and the plan survives a file."""
     nodes = [node for a, b in plan.node_ranges() for node in range(a, b)]
     assert nodes == list(range(plan.begin // 512, -(-plan.context_len // 512)))
     assert plan.states == len(nodes)
+    again = SplitPlan.from_dict(json.loads(json.dumps(plan.to_dict())))
+    assert again == plan and again.fingerprint() == plan.fingerprint()
 
 
 def test_fills_the_units_and_writes_few_states():
@@ -121,18 +124,28 @@ def test_plain_shapes_are_written_as_ever():
     assert AttnShape(20, 1, 576, 512, latent=True).to_dict() == latent
 
 
-BOUNDARIES = (
-    ([0, 7], "expected ascending key positions from begin = 0 to context_len = 1000"),
-    ([0, 900, 100, 1000], "expected ascending key positions"),
-    (7, "boundaries: got 7, expected a sequence of key positions"),
-    ([0, 700, 1000], "and between them multiples of 512"),
+KEYS = "expected a dict of q_heads, kv_heads and head_dim"
+CHANGES = (
+    ({"version": 3}, "got version 3, expected 4"),
+    ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
+    ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
+    ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
+    ({"boundaries": [0, 700, 1000]}, "and between them multiples of 512"),
+    ({"shape": {"q_heads": 16}}, KEYS),
+    ({"shape": QWEN_DICT | {"v_head_dim": 128}}, f"{KEYS}, and of v_head_dim and latent where V is not like K"),
+    (
+        {"shape": QWEN_DICT | {"v_head_dim": 257, "latent": True}},
+        "v_head_dim: got 257, expected at most head_dim = 256",
+    ),
+    ({"shape": QWEN_DICT | {"v_head_dim": None, "latent": False}}, "AttnShape.v_head_dim: got None, expected an int"),
+    ({"surprise": 1}, "expected ['begin', 'boundaries'"),
 )
 
 
-@pytest.mark.parametrize(("boundaries", "message"), BOUNDARIES)
-def test_a_plan_refuses_boundaries(boundaries, message):
+@pytest.mark.parametrize(("change", "message"), CHANGES)
+def test_from_dict_refuses(change, message):
     with pytest.raises(ArgumentError) as caught:
-        SplitPlan(1000, QWEN, boundaries)
+        SplitPlan.from_dict({**SplitPlan.fixed(1000, QWEN, num_splits=2).to_dict(), **change})
     assert message in str(caught.value)
 
 

@@ -142,6 +142,26 @@ class SplitPlan:
             "begin": self.begin,
         }
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SplitPlan:
+        """The inverse of ``to_dict``. ArgumentError for an unknown version or a missing or unknown key."""
+        keys = {"version", "context_len", "shape", "boundaries", "q_len", "begin"}
+        if not isinstance(data, dict) or set(data) != keys:
+            got = sorted(map(str, data)) if isinstance(data, dict) else data
+            raise ArgumentError(f"SplitPlan.from_dict: got keys {shown(got)}, expected {sorted(keys)}")
+        version, shape = data["version"], data["shape"]
+        if not isinstance(version, int) or isinstance(version, bool) or version != PLAN_VERSION:
+            raise ArgumentError(f"SplitPlan.from_dict: got version {shown(version)}, expected {PLAN_VERSION}")
+        heads = {"q_heads", "kv_heads", "head_dim"}
+        if not isinstance(shape, dict) or set(shape) not in (heads, {*heads, "v_head_dim", "latent"}):
+            raise ArgumentError(
+                f"SplitPlan.from_dict: got shape {shown(shape)}, expected a dict of q_heads, kv_heads and head_dim, "
+                "and of v_head_dim and latent where V is not like K"
+            )
+        if "v_head_dim" in shape:  # for which AttnShape, unlike a file, may have None
+            check_int("AttnShape.v_head_dim", shape["v_head_dim"], 1)
+        return cls(data["context_len"], AttnShape(**shape), data["boundaries"], data["q_len"], data["begin"])
+
     def fingerprint(self) -> str:
         """SHA-256 of the plan's canonical JSON: equal plans, and only those, have equal fingerprints."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
