@@ -1,14 +1,83 @@
 """No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: on a device."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
-from hostile import ON_DEVICE, Bench, Make, walk
+from hostile import SHAPE, K, Make, Q, V, closing, walk
+from support import differing
 
 import zinc_attn as za
+from zinc_attn import reference
 
 NATIVE = ONE_DISPATCHER = True
+ENCODED = {"k": K.view(np.uint8), "v": V.view(np.uint8)}
+OF_CACHES = {"shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32"}
+
+
+class Bench:
+    """A device with a plain and a sharded cache; ``seq`` and ``apart`` give a sequence of three tokens each."""
+
+    def __init__(self, device: za.Device, folder: Path) -> None:
+        self.device, self.file = device, folder / "file"
+        self.cache = za.KVCache(device, SHAPE, 1, 4096, "f32", 16)
+        self.sharded = za.ShardedKVCache([device, device], SHAPE, 1, 4096, "f32", 16)
+        self.attend, self.attend_apart = za.Attention(self.cache), za.ShardedAttention(self.sharded)
+        self.part = self.attend.partial(Q, self.seq(), 0)
+        self.seq().save(self.file)
+        self.want = reference.emulate(Q, K, V)[0]
+
+    def seq(self) -> za.Sequence:
+        seq = self.cache.new_sequence()
+        seq.cache.append(seq, 0, K, V)
+        return seq
+
+    def apart(self) -> za.ShardedSequence:
+        seq = self.sharded.new_sequence()
+        self.sharded.append(seq, 0, K, V)
+        return seq
+
+    def options(self) -> dict[str, Any]:
+        return {"scale": 0.5, "window": 2, "softcap": 1.0, "sinks": np.zeros(2, np.float32)}
+
+    def good_call(self) -> None:
+        """The same bits as ever, in both caches."""
+        assert not differing(self.attend(Q, self.seq(), 0), self.want)
+        assert not differing(self.attend_apart(Q, self.apart(), 0), self.want)
+
+
+ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "Attention": lambda b: (closing(za.Attention), {"cache": b.cache} | b.options()),
+    "Attention.__call__": lambda b: (b.attend, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.partial": lambda b: (b.attend.partial, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.prepare": lambda b: (b.attend.prepare, {"tokens": 100, "batch": 2, "q_len": 3}),
+    "Attention.submit": lambda b: (b.attend.submit, {"q": Q, "seq": b.seq(), "layer": 0, "k": K, "v": V}),
+    "Attention.record": lambda b: (b.attend.record, {"sequence": 0, "q": 0, "seq": b.seq(), "layer": 0}),
+    "Device.from_kompute": lambda b: (za.Device.from_kompute, {"manager": 0, "index": 0}),
+    "Device.open": lambda b: (closing(za.Device.open), {"device": b.device.info.index}),
+    "Fold": lambda b: (closing(za.Fold), {"device": b.device, "shape": SHAPE}),
+    "Fold.__call__": lambda b: (za.Fold(b.device, SHAPE), {"parts": [b.part]}),
+    "KVCache": lambda b: (closing(za.KVCache), {"device": b.device, "page_size": 16} | OF_CACHES),
+    "KVCache.append": lambda b: (b.cache.append, {"sequence": b.seq(), "layer": 0, "k": K, "v": V}),
+    "KVCache.append_encoded": lambda b: (b.cache.append_encoded, {"sequence": b.seq(), "layer": 0} | ENCODED),
+    "KVCache.load": lambda b: (b.cache.load, {"path": b.file}),
+    "Sequence.save": lambda b: (b.seq().save, {"path": b.file}),
+    "Sequence.drop_last": lambda b: (b.seq().drop_last, {"n": 1}),
+    "Sequence.keep": lambda b: (b.seq().keep, {"rows": [1], "last": 2}),
+    "Sequence.truncate": lambda b: (b.seq().truncate, {"n": 1}),
+    "ShardedAttention": lambda b: (closing(za.ShardedAttention), {"cache": b.sharded} | b.options()),
+    "ShardedAttention.__call__": lambda b: (b.attend_apart, {"q": Q, "seq": b.apart(), "layer": 0, "k": K, "v": V}),
+    "ShardedKVCache": lambda b: (closing(za.ShardedKVCache), {"devices": [b.device], "weights": [1.0]} | OF_CACHES),
+    "ShardedKVCache.append": lambda b: (b.sharded.append, {"seq": b.apart(), "layer": 0, "k": K, "v": V}),
+    "ShardedSequence.drop_last": lambda b: (b.apart().drop_last, {"n": 1}),
+    "ShardedSequence.keep": lambda b: (b.apart().keep, {"rows": [1], "last": 2}),
+    "ShardedSequence.truncate": lambda b: (b.apart().truncate, {"n": 1}),
+    "attention": lambda b: (za.attention, {"q": Q, "k": K, "v": V, "device": b.device} | b.options()),
+}
 
 
 @pytest.fixture(scope="module")
