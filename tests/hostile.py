@@ -12,9 +12,6 @@ import numpy as np
 import zinc_attn as za
 from zinc_attn.checks import shown
 
-SHAPE = za.AttnShape(2, 2, 64)
-Q = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
-K, V = (np.linspace(-1, 1, 3 * 128, dtype=np.float32).reshape(3, 2, 64)[::step].copy() for step in (1, -1))
 Make = Callable[[], tuple[Callable[..., Any], dict[str, Any]]]  # a fresh callable and good arguments, by name
 
 

@@ -1,20 +1,25 @@
-"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm: on a device."""
+"""No argument, however wrong, gives anything but a result or a ZincAttnError, and none does harm to a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hostile import SHAPE, K, Make, Q, V, closing, walk
+from hostile import Make, closing, walk
 from support import differing
 
 import zinc_attn as za
 from zinc_attn import reference
+from zinc_attn.tools import export
 
 NATIVE = ONE_DISPATCHER = True
+SHAPE = za.AttnShape(2, 2, 64)
+Q = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
+K, V = (np.linspace(-1, 1, 3 * 128, dtype=np.float32).reshape(3, 2, 64)[::step].copy() for step in (1, -1))
 ENCODED = {"k": K.view(np.uint8), "v": V.view(np.uint8)}
 OF_CACHES = {"shape": SHAPE, "num_layers": 1, "capacity": 512, "dtype": "f32"}
 
@@ -80,6 +85,51 @@ ON_DEVICE: dict[str, Callable[[Bench], tuple[Callable[..., Any], dict[str, Any]]
 }
 
 
+M = np.zeros((1, 1, 2), np.float32)
+PART = za.PartialState(np.zeros(1, np.int64), M, M + 1, np.ones((1, 1, 2, 64), np.float32), (0, 1), "a call")
+PLAN = {"context_len": 100, "shape": SHAPE, "boundaries": (0, 100), "q_len": 1, "begin": 0}
+OPTIONS = {"scale": 0.5, "causal": True, "window": 2, "softcap": 1.0, "sinks": np.zeros(2, np.float32)}
+CALL = {"q": Q, "k": K, "v": V} | OPTIONS
+MERGED = {"v_a": K, "s_a": K[..., 0], "v_b": V, "s_b": V[..., 0]}
+
+
+@wraps(za.PartialState)
+def folded(**fields: Any) -> object:
+    """A part is examined where it is folded."""
+    return za.fold([za.PartialState(**fields)])
+
+
+WITHOUT_A_DEVICE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "AttnShape": (za.AttnShape, {"q_heads": 2, "kv_heads": 2, "head_dim": 64}),
+    "AttnShape.parse": (za.AttnShape.parse, {"text": "2/2/64"}),
+    "AttnShape.kv_bytes_per_token": (SHAPE.kv_bytes_per_token, {"dtype": "f16"}),
+    "PartialState": (folded, vars(PART)),
+    "PartialState.from_bytes": (za.PartialState.from_bytes, {"data": PART.to_bytes()}),
+    "SplitPlan": (za.SplitPlan, PLAN),
+    "SplitPlan.fixed": (za.SplitPlan.fixed, {"context_len": 100, "shape": SHAPE, "num_splits": 2}),
+    "SplitPlan.from_dict": (za.SplitPlan.from_dict, {"data": za.SplitPlan(**PLAN).to_dict()}),
+    "fold": (za.fold, {"parts": [PART]}),
+    "merge_state": (za.merge_state, MERGED),
+    "merge_states": (za.merge_states, {"v": np.ones((3, 1, 2, 64)), "s": np.zeros((3, 1, 2))}),
+    "plan_splits": (za.plan_splits, {"context_len": 100, "shape": SHAPE}),
+    "reference.attention": (reference.attention, CALL),
+    "reference.emulate": (reference.emulate, CALL),
+    "reference.gather": (reference.gather, {"parts": [PART]}),
+    "export.export": (export.export, {"directory": "made", "attn_shapes": ()}),
+    "export.load_manifest": (export.load_manifest, {"path": "made"}),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_DEVICE)
+def test_a_result_or_a_typed_refusal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if name == "export.load_manifest":
+        export.export("made")
+    call, arguments = WITHOUT_A_DEVICE[name]
+    call(**arguments)
+    assert walk(lambda: WITHOUT_A_DEVICE[name]) == []
+
+
 @pytest.fixture(scope="module")
 def bench(device: za.Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made = Bench(device, tmp_path_factory.mktemp("hostile"))
@@ -89,7 +139,7 @@ def bench(device: za.Device, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.mark.parametrize("name", ON_DEVICE)
-def test_a_result_or_a_typed_refusal(name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_takes_no_harm(name: str, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if name in ("KVCache.load", "Sequence.save"):
         pytest.importorskip("safetensors")
