@@ -88,13 +88,10 @@ def test_decoding_without_a_cache_of_ours_warns_once(device: za.Device) -> None:
     with cache_of(model, device) as cache:
         generate(model, ids, cache=cache, max_new_tokens=2)
     generate(model, ids, max_new_tokens=1)  # no step after the prompt, whose keys are uploaded once in any case
-    with pytest.warns(UserWarning) as caught:
+    text = r"^attention 'zinc' runs without a ZincCache, so every step uploads all keys and values again; pass cache="
+    with pytest.warns(UserWarning, match=text) as caught:
         generate(model, ids, max_new_tokens=4)
-    (warning,) = caught
-    assert str(warning.message) == (
-        "attention 'zinc' runs without a ZincCache, so every step uploads all keys and values again; pass "
-        "cache=ZincCache(model.config, max_cache_len)"
-    )
+    assert len(caught) == 1
 
 
 AS_ONE = [(name, False) for name in (MODELS if FULL else ("llama", "gpt_oss", "qwen3_5_moe", "small gemma2"))]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_models
 from hostile import closing, walk
 from support import FULL
 from tiny_models import UNTIED, prompt
@@ -50,16 +49,10 @@ def test_what_does_not_change_attention_passes(device: za.Device) -> None:
     model, ids = model_of("llama"), prompt(9)
     q = torch.ones(1, 4, 9, 64), torch.ones(1, 2, 9, 64), torch.ones(1, 2, 9, 64)
     assert equal(attend(*q), attend(*q, position_ids=ids, tokenizer=object(), head_mask=None, indices=False))
-    stop = {"tokenizer": tiny_models.byte_tokenizer(), "stop_strings": ["never"], "max_new_tokens": 4}
     with cache_of(model, device) as cache:
-        tokens, _ = generate(model, ids, cache=cache, **stop)
-        assert torch.equal(tokens, generate(model, ids, max_new_tokens=4)[0])
+        generate(model, ids, cache=cache, max_new_tokens=4)
         with pytest.raises(errors.ArgumentError, match=r"got 9 tokens, with a cache that has 12.*reset\(\) the"):
             generate(model, ids, cache=cache, max_new_tokens=4)  # transformers would run the last six again
-    losses = [
-        model_of("llama", name)(ids, labels=ids, shift_labels=ids, ignore_index=3).loss for name in ("zinc", "eager")
-    ]
-    assert abs(losses[0] - losses[1]) < 1e-4
     for name in REFUSED:
         with pytest.raises(errors.UnsupportedError, match=f"got {name}, which attention 'zinc' does not do"):
             attend(*q, **{name: torch.ones(1)})
