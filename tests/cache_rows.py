@@ -18,9 +18,7 @@ from zinc_attn import reference
 from zinc_attn.cache import rows
 
 SMALL = za.AttnShape(4, 2, 64)
-SHARDED = za.AttnShape(6, 2, 64)  # of sharded caches
 DTYPES = ("f16", "f32", "bf16", "q8_0")
-STEPS = ((5, 5), (1, 1), (70, 70), (60, 2), (1, 1), (1, 1))  # new rows, query rows
 Pair = tuple[Any, Any]
 
 
@@ -172,27 +170,6 @@ def together(
             twin.check(layer, rows_q, got, "batch")
 
 
-def submitting(twin: Twin, layer: int) -> Callable[[], None]:
-    """Whoever is interrupted in ``result`` asks again; a call that has failed is made again."""
-    before, pending = list(twin.held), []
-    q, k, v = twin.new(layer, 1, 1)
-    after, twin.held = twin.held, before
-
-    def call() -> None:
-        try:
-            if not pending:
-                with twin.cache.device.together():
-                    pending.append(twin.attention.submit(q, twin.sequence, layer, k, v, return_lse=True))
-            result = pending[0].result()
-        except Exception:
-            pending.clear()
-            raise
-        twin.held = after
-        twin.check(layer, q, result)
-
-    return call
-
-
 def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
     """Each call is hit on its own, and the ones behind it show what is left behind."""
 
@@ -213,23 +190,7 @@ def story(a: Twin, b: Twin, c: Twin, path: Any) -> Iterator[Callable[[], Any]]:
     yield lambda: a.truncate(5)
     yield attend(a, 0, 1)
     yield attend(a, 1, 1)
-    yield submitting(a, 0)
-    yield submitting(a, 1)
     yield lambda: len(b) >= 40 and b.keep([0, 1, 4, 5, 20, 33], 40)  # where what came before has not failed
-
-
-def grow(cache: Any, steps: Any = STEPS, seed: int = 0, scale: float = 1.0, **layout: Any) -> list[Pair]:
-    """(out, lse) of every step (tokens, query rows) and layer on one sequence, each equal to the emulation."""
-    twin = Twin(za.Attention(cache, **layout), seed, scale)
-    result = [pair for step in steps for pair in twin.step(*step)]
-    twin.sequence.free()
-    return result
-
-
-def grown(*arguments: Any, **options: Any) -> list[Pair]:
-    """``grow`` on a KVCache of its own."""
-    with za.KVCache(*arguments) as cache:
-        return grow(cache, **options)
 
 
 def check_books(cache: za.ShardedKVCache, live: list[za.ShardedSequence], collect: bool = True) -> int:

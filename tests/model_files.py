@@ -9,7 +9,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 FILES = [
-    *(TESTS / f"device/test_{name}.py" for name in ("alibi_models", "dense_masks", "latent", "transformers")),
+    *(TESTS / f"device/test_{name}.py" for name in ("dense_masks", "transformers")),
     *(TESTS / f"device/test_transformers_{name}.py" for name in ("failures", "rows", "torch")),
     *(TESTS / f"host/test_{name}.py" for name in ("batch_rows", "model_types")),
 ]

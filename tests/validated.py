@@ -18,13 +18,12 @@ RUNS_THEM = "tests/device/test_validation.py::test_the_device_tests_are_silent_u
 # What the layer looks at is the calls, which are the same for every value, length and driver. So one call of each kind
 # goes under it, on one of the dispatchers, which record the same commands; with --full every test does.
 CALLS = (
-    "test_bias.py::test_rows_that_share_keys_have_masks_and_positions_of_their_own[vulkan-alibi]",
+    "test_bias.py::test_of_one_call[default-vulkan]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-plain]",
     "test_c_engine.py::test_a_case_has_the_oracle_s_bits[default-vulkan-heads first]",
     "test_c_library.py::test_a_copied_page_is_the_page_in_every_layer[vulkan]",
     "test_c_engine.py::test_a_call_that_failed_leaves_commands_for_the_next",
     "test_cache_memory.py::test_steady_decode_records_nothing",
-    "test_cache_edges.py::test_steady_decode_of_a_batch_in_several_blocks",
     "test_check_graph.py::test_the_oracles_bits[default-vulkan-q4_K]",
     "test_cascade.py::test_the_bits_of_the_batch_without_it[default-vulkan-9/3/64-f16]",
     "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
@@ -34,6 +33,7 @@ CALLS = (
     "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent q4_1 113 rows=32 sinks+alibi+mask=f16+noncausal]",
     "test_kompute_cpp.py",
     "test_kompute_runtime.py",
+    "test_outputs.py::test_a_batch_and_a_prompt_of_several_submissions[vulkan]",
     "test_persist.py::test_a_loaded_sequence_has_the_bits_of_the_saved_one[vulkan-f16]",
     "test_record.py",
     "test_sharded.py::test_the_bits_of_one_device[two runtimes-q8_0-some0]",

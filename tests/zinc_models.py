@@ -106,11 +106,22 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"laurel_rank": 8, "activation_sparsity_pattern": None},
     ),
 }
+# which ``adapt`` changes, and whose heads may be no power of two
+FALCON = {"head_dim": ABSENT, "hidden_size": 256}  # its attention is sdpa: eager adds ALiBi twice, in the mask, too
+SIX = {"head_dim": ABSENT, "hidden_size": 240, "num_attention_heads": 6}
+ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomForCausalLM", {"head_dim": ABSENT, "hidden_size": 256}),
+    "bloom of 6 heads": ("BloomForCausalLM", SIX),
+    "mpt": ("MptForCausalLM", {**SIX, "attn_config": {"clip_qkv": 2.0}}),
+    "falcon": ("FalconForCausalLM", {**FALCON, "alibi": True, "multi_query": False}),
+    "falcon_mqa": ("FalconForCausalLM", {**FALCON, "alibi": True}),
+    "falcon_rotary": ("FalconForCausalLM", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+}
 
 
 @cache
-def loaded(name: str, dtype: Any = torch.float32) -> Any:
-    kind, changes = {**MODELS, **SIMILAR, **OTHERS}[name]
+def loaded(name: str, dtype: Any = torch.float32, adapted: bool = False) -> Any:
+    kind, changes = {**MODELS, **SIMILAR, **OTHERS, **ALIBI}[name]
     values = {key: value for key, value in {**UNTIED, **changes}.items() if value is not ABSENT}
     if "num_experts_per_tok" in values:
         values["experts_implementation"] = "eager"
@@ -120,10 +131,15 @@ def loaded(name: str, dtype: Any = torch.float32) -> Any:
     for module in model.modules():
         if getattr(module, "sinks", None) is not None:
             torch.nn.init.normal_(module.sinks, std=2.0)
+    if adapted:
+        hf.adapt(model)
     return model.to(dtype)
 
 
 def model_of(name: str, attn: str = "zinc", dtype: Any = torch.float32) -> Any:
+    """A model with attention "zinc", or transformers' eager or, of ALIBI, own attention."""
+    if name in ALIBI:
+        return loaded(name, dtype, adapted=attn == "zinc")
     model = loaded(name, dtype)
     model.set_attn_implementation(attn)
     return model
@@ -136,7 +152,7 @@ def cache_of(model: Any, device: za.Device, **options: Any) -> hf.ZincCache:
 
 def generate(model: Any, ids: Any, **options: Any) -> Any:
     """Tokens (batch, new) and logits (batch, new, vocab)."""
-    fixed = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_token_id": None}
+    fixed = {"max_new_tokens": STEPS, "do_sample": False, "pad_token_id": None, "eos_token_id": None, "use_cache": True}
     got = model.generate(ids, return_dict_in_generate=True, output_logits=True, **{**fixed, **options})
     return got.sequences[:, ids.shape[1] :], torch.stack(got.logits, dim=1)
 
@@ -161,10 +177,6 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None, **options: Any) -> Any:
     return hf.attention_forward(torch.nn.Module(), q, k, v, mask, **options)[0]
 
 
-def bits(x: Any) -> Any:
-    return x.contiguous().view(torch.int32)
-
-
 def equal(a: Any, b: Any) -> bool:
     """Whether all bits are."""
-    return torch.equal(bits(a), bits(b))
+    return torch.equal(*(x.contiguous().view(torch.int32) for x in (a, b)))

@@ -1,4 +1,4 @@
-"""Masks, ALiBi and attention that is not causal: steady decode, batches that share keys, shards, refusals."""
+"""Masks, ALiBi and attention that is not causal: steady decode, calls without a cache, refusals; also in ``check``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,27 +36,6 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
-@pytest.mark.of_drivers
-@pytest.mark.parametrize("by", ("alibi", "mask_slopes"))
-def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device, by):
-    slopes = {by: SLOPES}
-    with filled(device, SHAPE, K[:900], V[:900]) as (cache, seq):
-        attn = za.Attention(cache, cascade=True, **slopes)
-        seqs = [seq, seq.fork(), seq.fork()]
-        for step, lengths in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1))):
-            before = [len(sequence) for sequence in seqs]
-            new = [K[at : at + n] for at, n in zip(before, lengths, strict=True)]
-            masks = [None, random_mask(lengths[1], before[1] + lengths[1]), random_mask(lengths[2], lengths[2] * 40)]
-            step_masks = masks if step < 2 else None
-            qs = [Q[:n] for n in lengths]
-            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=step_masks, allow_empty=True)
-            assert attn.shared
-            for i, sequence in enumerate(seqs):
-                k, v = (np.concatenate([x[:900], K[900 : len(sequence)]]) for x in (K, V))
-                want = reference.emulate(qs[i], k, v, mask=None if step_masks is None else step_masks[i], **slopes)
-                same((outs[i], lses[i]), want, (step, i))
-
-
 def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0
@@ -92,10 +71,8 @@ OUTSIDE[:, :100] = True
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (np.ones((4, 9), bool), errors.ShapeError, r"mask: got shape \(4, 9\), expected \(5, n\)"),
     "keys": (np.ones((5, 131), bool), errors.ShapeError, "of which there are 130"),
-    "axes": (np.ones(5, bool), errors.ShapeError, "mask: got shape"),
     "dtype": (np.ones((5, 9), np.int32), errors.DTypeError, "mask"),
     "NaN": (np.full((5, 9), np.nan, np.float32), errors.ValueRangeError, "mask: got a NaN"),
-    "plus infinity": (np.full((5, 9), np.inf, np.float32), errors.ValueRangeError, "mask: got a NaN, "),
     "hides all": (np.zeros((5, 130), bool), errors.ArgumentError, "mask: row 0 sees no key"),
     "hides all that is before": (BEHIND, errors.ArgumentError, "mask: row 2 sees no key"),
     # the mask leaves the keys before it, which the window does not reach
@@ -121,12 +98,3 @@ def test_refused_masks_leave_the_cache_as_it_was(device, name):
         assert len(seq) == 125
         if name == "hides a window":
             assert np.any(za.Attention(cache, window=25)(Q, seq, 0, K[125:130], V[125:130], mask=mask))
-
-
-def test_refused_slopes_and_masks_of_a_batch(device):
-    with za.KVCache(device, SHAPE, 1, 256, "f16", 64) as cache:
-        for slopes, error in ((SLOPES[:5], errors.ShapeError), (SLOPES * np.nan, errors.ValueRangeError)):
-            with pytest.raises(error, match="alibi: got"):
-                za.Attention(cache, alibi=slopes)
-        with pytest.raises(errors.ArgumentError, match="mask: expected a list of 2"):
-            za.Attention(cache)([Q, Q], [cache.new_sequence(), cache.new_sequence()], 0, mask=[None])

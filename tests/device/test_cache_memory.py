@@ -1,19 +1,18 @@
-"""Where a cache's layers lie, and what a call makes: slices, buffers, blocks of rows, recordings, memory that lacks."""
+"""Where a cache's layers lie, and what its calls make and read: slices, buffers, submissions, recordings."""
 
 import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from cache_rows import DTYPES, SMALL, Twin, grow, new_q, new_rows
-from page_tables import largest
-from support import same
+from cache_rows import DTYPES, SMALL, Twin, new_q, new_rows, together
+from support import differing, same
 
 import zinc_attn as za
 from zinc_attn import errors, reference
 from zinc_attn.cache import rows
 from zinc_attn.decode import runner
-from zinc_attn.runtime import loader as libvulkan
+from zinc_attn.planning import call, inputs
 
 NATIVE = True
 HEAD_BYTES = {"f32": 256, "f16": 128, "bf16": 128, "q8_0": 64 + 4}  # of a token's K or V
@@ -37,21 +36,18 @@ def test_layers_in_several_buffers_have_the_same_bits(
         assert [[one.heads for one in layer.slices] for layer in cache.layers] == [cut] * layers
         assert [layer.number for layer in cache.layers] == numbers
         assert len(cache._buffers) == 2 * len(cut) * (numbers[-1] + 1)
-        grow(cache)
         one = Twin(za.Attention(cache))
-        one.append(21)
+        for new, rows_of_q in ((5, 5), (1, 1), (70, 70), (60, 2), (1, 1)):
+            one.step(new, rows_of_q)
+        one.truncate(21)
         fork = one.fork()
         fork.append(6)  # copies the shared page of every layer
         one.truncate(0)
         fork.keep([0, 2, 5], 6)  # page copies, gathers and files know slices and buffers, too
         fork.sequence.save(tmp_path / "fork")
         back = fork.other(cache.load(tmp_path / "fork"))
-        for twin in (fork, back):
-            twin.look()
-            for layer, held in enumerate(twin.held):
-                k, v = (x.astype(np.float16) if dtype == "f16" else x for x in held)
-                want = rows.encode(k, v, cache.shape, dtype)
-                assert dtype == "q8_0" or np.array_equal(cache.read_rows(twin.sequence, layer, 0, 24), want), layer
+        fork.look()
+        back.look()
 
 
 @pytest.mark.parametrize(("dtype", "page_size"), (("f16", 1), ("q8_0", 64)))
@@ -87,13 +83,6 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
     attn.prepare(tokens, batch=batch, q_len=q_len)
     recordings = attn.recordings
     assert recordings == len(attn._runner.recordings) and 1 < recordings <= (5 if q_len == 1 else 10)
-    with monkeypatch.context() as patch:
-        for owner, name in ((device.runtime, "record"), (device.runtime, "run"), (runner, "growth_keys")):
-            patch.setattr(owner, name, lambda *a, **k: pytest.fail("made by a second prepare"))
-        attn.prepare(tokens, batch=batch, q_len=q_len)
-        attn.replan(attn.cascade)
-        with pytest.raises(pytest.fail.Exception):  # layouts may be others now
-            attn.prepare(tokens, batch=batch, q_len=q_len)
     k, v = new_rows(rng, tokens, SMALL, "f16")
     for begin, end in ((0, 69), (999, 1101)):
         for seq, layer in itertools.product(seqs, range(layers) if begin else ()):
@@ -115,39 +104,96 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
 
 def test_what_the_cache_says_of_its_memory(device):
     cache = za.KVCache(device, SMALL, 3, 100, "f16", 16)
-    assert (cache.capacity, cache.free_tokens, cache.nbytes) == (100, 112, 112 * 3 * 2 * 2 * 64 * 2)
-    assert {layer.number for layer in cache.layers} == {0}
-    assert sum(s.k.nbytes + s.v.nbytes for s in cache.layers[0].slices) == cache.nbytes
+    assert (cache.capacity, cache.free_tokens, cache.bytes_per_token) == (100, 112, 3 * 2 * 2 * 64 * 2)
+    assert cache.nbytes == 112 * cache.bytes_per_token
     seq = cache.new_sequence()
-    for layer, magnitude in ((0, 3), (1, 2)):
-        cache.append(seq, layer, *np.full((2, 17, 2, 64), -magnitude, np.float16))
-        assert largest(cache) == (3, 3)  # ever
-    assert cache.free_tokens == 112 - 32 and len(seq) == 0 and seq.lengths == (17, 17, 0)
+    cache.append(seq, 0, *np.ones((2, 17, 2, 64), np.float16))
+    assert cache.free_tokens == 112 - 32 and len(seq) == 0 and seq.lengths == (17, 0, 0)
     cache.close()
 
 
 @pytest.mark.of_drivers
-def test_a_cache_that_does_not_fit(device, monkeypatch):
-    name, limit = device.info.name, device.info.max_buffer_bytes
+def test_a_cache_that_does_not_fit(device):
+    """test_errors.py has a device whose memory is full."""
+    limit = device.info.max_buffer_bytes
     tokens = min(limit // (64 * 2) // 16 * 16 + 16, 1 << 24)
     if tokens * 64 * 2 > limit:
-        with pytest.raises(errors.LimitError) as caught:
+        text = rf"^capacity: {tokens - 1:,} tokens need {tokens * 128:,} bytes per KV head, .* takes at most {limit:,}"
+        with pytest.raises(errors.LimitError, match=text):
             za.KVCache(device, SMALL, 2, tokens - 1, "f16", 16)  # in whole pages, as many as ``tokens``
-        assert str(caught.value) == (
-            f"capacity: {tokens - 1:,} tokens need {tokens * 128:,} bytes per KV head, {name} takes at most {limit:,} "
-            "in one storage buffer; use a smaller capacity or dtype"
-        )
     with pytest.raises(errors.ArgumentError, match=r"^capacity: got 0, expected an int from 1 to 16777216$"):
         za.KVCache(device, SMALL, 2, 0)
-    kept = za.KVCache(device, SMALL, 2, 64, "f16", 16)
-    seq, attn = kept.new_sequence(), za.Attention(kept)
-    real = libvulkan.Vulkan.heaps
-    monkeypatch.setattr(libvulkan.Vulkan, "heaps", lambda *args: [heap._replace(free=1000) for heap in real(*args)])
-    q, k = np.ones((20, 4, 64), np.float32), np.ones((20, 2, 64), np.float16)
-    for call in (lambda: za.KVCache(device, SMALL, 2, 64, "f16", 16), lambda: attn(q, seq, 0, k=k, v=k)):
-        with pytest.raises(errors.DeviceMemoryError, match=r"^buffer: [\d,]+ bytes are needed, .* has 1,000 free; "):
-            call()
-    assert kept.free_tokens == 64 and seq.lengths == (0, 0) and largest(kept) == (0, 0)
-    monkeypatch.undo()
-    same(attn(q, seq, 0, k=k, v=k, return_lse=True), reference.emulate(q, k, k))
-    kept.close()
+
+
+# --- long prompts, odd strides, tokens taken back, and windows --------------------------------------------------
+
+
+def test_rounding_a_bucket_never_goes_beyond_a_limit(device, monkeypatch):
+    """1,500 rows over 3 states each: the power of two above would be beyond the scratch that one call may have."""
+    monkeypatch.setattr(inputs, "SCRATCH_BYTES", 5000 * 4 * SMALL.q_heads * (SMALL.head_dim + 2))
+    planned = []
+    with za.KVCache(device, SMALL, 1, 2048, page_size=64) as cache:
+        Twin(za.Attention(cache, observer=lambda submission, _: planned.append(submission))).step(1500, 1500)
+    assert all(submission.key.states <= 5000 for submission in planned)
+
+
+def test_a_prompt_longer_than_one_append(device, monkeypatch):
+    monkeypatch.setattr(call, "UPLOAD_ROWS", 100)
+    with za.KVCache(device, SMALL, 1, 512, page_size=64) as cache:
+        twin = Twin(za.Attention(cache))
+        twin.step(300, 2)
+        monkeypatch.setattr(call, "UPLOAD_ROWS", 1)
+        both = [twin, twin.fork()]
+        for _ in range(3):  # a batch of more new rows than that, step after step
+            together(both, (1, 1))
+
+
+@pytest.mark.parametrize("dtype", ("f32", "f16", "bf16", "q8_0"))
+def test_rows_in_any_memory_order(device, rng, dtype):
+    k = np.rint(rng.standard_normal((70, SMALL.kv_heads, SMALL.head_dim)) * 4).astype(np.float16)
+    q = new_q(rng, 1, SMALL)
+    want = reference.emulate(q, *rows.stored(k, -k, dtype))[0]
+    with za.KVCache(device, SMALL, 1, 256, dtype=dtype, page_size=64) as cache:
+        for order in (np.asfortranarray, lambda x: x.swapaxes(1, 2).copy().swapaxes(1, 2), lambda x: x[::-1][::-1]):
+            sequence, attention = cache.new_sequence(), za.Attention(cache)
+            attention(np.asfortranarray(q), sequence, 0, k=order(k)[:69], v=order(-k)[:69])
+            assert not differing(attention(q, sequence, 0, k=order(k)[69], v=order(-k)[69]), want)
+            sequence.free()
+
+
+def test_the_last_tokens_are_taken_back(device):
+    """Speculative tokens: what is left has the bits of a sequence that never had them, within a step, too."""
+    for make, devices in ((za.KVCache, device), (za.ShardedKVCache, [device] * 2)):
+        with make(devices, SMALL, 2, 1024, page_size=16) as cache:
+            twin = Twin((za.Attention if make is za.KVCache else za.ShardedAttention)(cache))
+            twin.append(60)
+            twin.sequence.drop_last(0)
+            twin.sequence.drop_last(3)
+            cache.append(twin.sequence, 0, *new_rows(twin.rng, 2, SMALL, "f16"))  # layer 1 is behind
+            twin.sequence.drop_last(5)
+            assert list(twin.sequence.lengths) == [52, 52]
+            twin.truncate(52)
+            twin.look()
+            with pytest.raises(errors.ArgumentError, match=r"^n: got 53, expected"):
+                twin.sequence.drop_last(53)
+            twin.sequence.drop_last(52)
+            assert len(twin) == 0
+
+
+@pytest.mark.parametrize("window", (1, 130))
+def test_a_window_reads_only_its_keys(device: za.Device, window: int) -> None:
+    """Keys outside it are not touched: a cache full of NaN there does not show."""
+    shape = za.AttnShape(2, 1, 64)
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((4000, 1, 64), np.float32) for _ in "kv")
+    q = rng.standard_normal((2, 64), np.float32)
+    want = reference.emulate(q, k, v, window=window)
+    begin = (4000 - window) // 64 * 64
+    with za.KVCache(device, shape, 1, 4096, "f32") as cache:
+        sequence = cache.new_sequence()
+        cache.append(sequence, 0, k, v)
+        cache.mover.append(
+            0, np.arange(begin), sequence.table(), rows.encode(*[np.full_like(k[:begin], np.nan)] * 2, shape, "f32")
+        )
+        for layout in ({"num_splits": 2}, {}):
+            same(za.Attention(cache, window=window, **layout)(q, sequence, 0, return_lse=True), want)

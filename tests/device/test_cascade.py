@@ -10,12 +10,10 @@ from support import CPU, FULL
 import zinc_attn as za
 from zinc_attn.kernels.families import RDNA
 from zinc_attn.kernels.tuning import shared_rows
-from zinc_attn.planning import inputs
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import item_keys
 from zinc_attn.planning.layouts import split_rule_layouts
-from zinc_attn.planning.sharing import SharedKeys, shared_nodes
 
 NATIVE = True
 PAGE = 64
@@ -50,30 +48,17 @@ def test_the_bits_of_the_batch_without_it(any_device: za.Device, text: str, dtyp
             assert attns[0].keys_read < attns[1].keys_read
 
 
-GPU_BUILDS = [  # and how many workgroups attend the keys that 7 rows share
-    pytest.param((driver, "vulkan"), text, groups, id=f"{driver}-{text}")
-    for driver, text, groups in (
-        ("swiftshader", "8/1/160", 4),
-        # lavapipe compiles these for half a minute
-        *[("default", "16/2/256", 4), ("swiftshader", "16/2/256", 4), ("swiftshader", "9/3/64", 2)] * FULL,
-    )
-]
-
-
-@pytest.mark.parametrize(("any_device", "text", "groups"), GPU_BUILDS, indirect=["any_device"])
-def test_the_builds_and_the_rules_of_a_gpu(any_device, text, groups, monkeypatch):
+@pytest.mark.parametrize("any_device", [("swiftshader", "vulkan")], indirect=True, ids=["swiftshader"])
+def test_the_builds_and_the_rules_of_a_gpu(any_device, monkeypatch):
     """What a card runs, on a device that says it is one: the split rule's states, shared where that pays."""
     facts = {"kind": "discrete", "compute_units": 2, "shared_memory_bytes": 1 << 16, "layout": RDNA}
-    info = replace(any_device.info, **facts)
-    monkeypatch.setattr(any_device.runtime, "info", info)
-    shape, prefix = za.AttnShape.parse(text), 2100 if FULL else 1100
-    with za.KVCache(any_device, shape, 1, 16384, "f16", PAGE) as cache:
+    monkeypatch.setattr(any_device.runtime, "info", replace(any_device.info, **facts))
+    with za.KVCache(any_device, za.AttnShape(8, 1, 160), 1, 16384, "f16", PAGE) as cache:
         attns = za.Attention(cache), za.Attention(cache, num_splits=1, cascade=True)
-        twins = family(attns[0], prefix, [64] * 7, 5)
-        whole = prefix // 512 * 512
+        twins = family(attns[0], 1100, [64] * 7, 5)
         for attn in attns:
             together(twins, [0] * 7, [1] * 7, attn)
-            assert attn.keys_read == groups * whole + 7 * (prefix + 64 - whole)
+            assert attn.keys_read == 4 * 1024 + 7 * (1164 - 1024)  # four workgroups attend what the seven rows share
 
 
 COUNTS = (  # shape, requests, prefix and suffix, and the keys read where the rule decides, and where it is told
@@ -119,19 +104,6 @@ def test_a_workspace_and_a_plan_that_are_used_again(device):
             assert attn.shared is cascade
 
 
-@pytest.mark.parametrize("cascade", [True, False])
-def test_keys_of_several_submissions_are_counted(device, cascade, monkeypatch):
-    """Submissions of 2 rows, all of one bucket."""
-    with za.KVCache(device, za.AttnShape(4, 4, 64), 1, 4096, "f16", PAGE) as cache:
-        seqs = [one.sequence for one in family(za.Attention(cache), 512, [10, 20, 30, 40, 50, 60])]
-        monkeypatch.setattr(inputs, "SCRATCH_BYTES", 4 * 4 * 66 * 4)  # 4 states
-        attn = za.Attention(cache, cascade=cascade, num_splits=1000)
-        attn([np.ones((4, 64), np.float32)] * 6, seqs, 0)
-        assert (attn.keys_read, attn.shared) == (6 * 512 + 210 - 3 * 512 * cascade, cascade)
-        attn([], [], 0)
-        assert (attn.keys_read, attn.shared) == (0, False)
-
-
 @pytest.mark.of_drivers  # whose workgroups take four rows
 def test_a_chunk_of_one_sequence_shares_its_keys(device: za.Device) -> None:
     with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 4096, "f32", PAGE) as cache:
@@ -149,28 +121,6 @@ def test_more_shared_items_than_the_grid_takes(device: za.Device, monkeypatch: p
         twin.append(4000)
         monkeypatch.setattr(device.runtime, "info", replace(device.info, max_workgroups=(64, 48, 64)))
         twin.look(40, za.Attention(cache, num_splits=1))
-
-
-def test_a_whole_node_that_is_cut_by_a_token(device: za.Device) -> None:
-    """Attend only: the sequences' leaves stay as many, and the node is shared no more."""
-    with za.KVCache(device, za.AttnShape(4, 2, 64), 1, 1024, "f32", 256) as cache:
-        twin = Twin(za.Attention(cache, cascade=True))
-        twin.append(512)
-        other = twin.fork()
-        for tokens in (512, 511, 510, 448, 447):
-            twin.truncate(tokens)
-            together((twin, other, twin), (0, 0, 0), (1, 1, 1))
-
-
-def test_what_rows_share() -> None:
-    a = np.array([5, 6, 7, 8, 9, 10, 11], np.uint32)
-    b = np.array([5, 6, 7, 8, 1, 2, 3], np.uint32)
-    c = np.array([5, 6, 3], np.uint32)
-    limits, tables = np.array([1600, 1601, 1590, 700]), [a, a, b, c]
-    shared, alone = shared_nodes(limits, tables, 256)
-    assert shared == [SharedKeys(0, 2, 2, 3), SharedKeys(0, 3, 1, 2), SharedKeys(0, 4, 0, 1)]
-    assert alone.tolist() == [3, 3, 2, 1]
-    assert shared_nodes(limits[:1], tables[:1], 256) == ([], np.zeros(1, np.int64))
 
 
 def test_rows_of_a_workgroup() -> None:

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ TOO_LARGE = (
     "q, k: got max|q| = 3.60288e+16, max|k| = 3.60288e+16, scale = 0.125 at head_dim 64; expected max|q| * max|k| * "
     "head_dim * scale of at most 2**96"
 )
-SCALE = "scale: got {:g}, expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
+MAGNITUDE = "expected a magnitude from 2**-126 to 2**126, or None for 1 / sqrt(head_dim)"
 CASES = {
     ShapeError: {
         "q=q[0]": "q: got shape (64,), expected (q_heads, head_dim) or (q_len, q_heads, head_dim)",
@@ -71,12 +70,17 @@ CASES = {
         "q=q[None][:0]": "q: got shape (0, 4, 64), expected at least one row",
         "q=q[:3]": f"q_heads: got 3, expected a multiple of kv_heads = 2, {shapes(q=(3, 64))}",
         "k=k.swapaxes(0, 1), v=v.swapaxes(0, 1)": SWAPPED,
+        "sinks=np.zeros(3, 'f')": "sinks: got shape (3,), expected (4,), a logit per query head",
+        "alibi=np.zeros(3, 'f')": "alibi: got shape (3,), expected (4,), a slope per query head",
     },
     ArgumentError: {
         "q=np.stack([q] * 30)": EARLY.format(30, 10, 20),
         "k=k[:0], v=v[:0]": EARLY.format(1, 0, 1),
         "q=np.ones((4, 600), 'f'), k=np.ones((10, 2, 600), 'f')": "AttnShape.head_dim: got 600, "
         "expected an int from 1 to 576",
+        "window=0": "window: got 0, expected an int from 1 to 4611686018427387904",
+        "scale=[1]": "scale: got [1], " + MAGNITUDE,
+        "scale=np.array([1, 2])": "scale: got array([1, 2]), expected a single number, a " + MAGNITUDE[11:],
         "num_splits=0": "num_splits: got 0, expected an int of at least 1",
         "split_size=-1": "split_size: got -1, expected an int of at least 1",
         "num_splits=1, split_size=1": "num_splits, split_size: got 1, 1, expected at most one of the two",
@@ -85,11 +89,18 @@ CASES = {
         "q=q.astype(np.float64)": "q: got dtype float64, expected float32, float16 or bfloat16",
         "k=k.astype(np.int8)": "k: got dtype int8, expected float32, float16 or bfloat16",
         "v=v.astype(np.float16)": "v: got dtype float16, expected k's float32",
+        "sinks=np.zeros(4, int)": "sinks: got dtype int64, expected float32, float16, float64 or bfloat16",
         "q=q.tolist()": "q: got dtype float64, expected float32, float16 or bfloat16",
     },
     ValueRangeError: {
         "q=np.full_like(q, 2.0**55), k=np.full_like(k, 2.0**55)": TOO_LARGE,
-        **{f"scale=np.float64('{x}')": SCALE.format(float(x)) for x in ("0", "-0.0", "1e-40", "nan", "-inf")},
+        "softcap=0.0": "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
+        "sinks=np.full(4, np.inf)": "sinks[0]: got inf, expected a finite value of at most 2**60",
+        "alibi=np.full(4, np.nan)": "alibi: got a NaN, an infinity or a magnitude beyond 2**60, expected none",
+        **{
+            f"scale=np.float64('{x}')": f"scale: got {float(x):g}, {MAGNITUDE}"
+            for x in ("0", "-0.0", "1e-40", "1e39", "nan", "-inf")
+        },
         **{
             f"{name}=put({name}, {at}, {value})": f"{name}{[*at]}: got {text}, expected a finite value of at most 2**60"
             for name, at, value, text in (
@@ -220,14 +231,9 @@ def test_buffers_that_the_device_has_no_room_for(device, monkeypatch):
     za.attention(**arrays(), device=device)
 
 
-def test_no_such_device_or_runtime():
-    for names, error, text in (
-        ({"device": "no-such-card"}, errors.DeviceNotFoundError, "no-such-card"),
-        ({"device": 99}, errors.DeviceNotFoundError, "99"),
-        ({"runtime": "metal"}, ArgumentError, "runtime: got 'metal', expected one of kompute, vulkan"),
-    ):
-        with pytest.raises(error, match=text):
-            za.Device.open(**names)
+def test_no_such_runtime():
+    with pytest.raises(ArgumentError, match="runtime: got 'metal', expected one of kompute, vulkan"):
+        za.Device.open(runtime="metal")
     with pytest.raises(ArgumentError, match="expected an open one; names are for"):
         za.Device("vulkan")
 
@@ -249,26 +255,3 @@ def test_missing_spirv_says_how_to_build_it(device, monkeypatch, tmp_path):
         pytest.raises(errors.KernelError, match="build_shaders"),
     ):
         za.attention(**arrays(), device=fresh)
-
-
-@pytest.mark.parametrize(
-    ("bad", "error", "text"),
-    (
-        ({"window": 0}, ArgumentError, "window: got 0, expected an int from 1 to "),
-        ({"window": 1 << 63}, ArgumentError, "window: got 9223372036854775808, expected an int from 1 to "),
-        ({"window": 2.5}, ArgumentError, "window: got 2.5, expected an int"),
-        ({"softcap": 0.0}, ValueRangeError, "softcap: got 0, expected a number from"),
-        ({"softcap": float("nan")}, ValueRangeError, "softcap: got nan, expected a number from"),
-        ({"softcap": "high"}, ArgumentError, "softcap: got 'high', expected a number from"),
-        ({"sinks": np.zeros(3, np.float32)}, ShapeError, r"sinks: got shape \(3,\), expected \(4,\)"),
-        ({"sinks": np.zeros(4, np.int32)}, DTypeError, "sinks: got dtype int32, expected float32"),
-        ({"sinks": np.full(4, np.inf, np.float32)}, ValueRangeError, r"sinks\[0\]"),
-        *(({"scale": scale}, ArgumentError, "scale: got ") for scale in (1e39, 1e300, "abc", [1], np.array([1, 2]))),
-    ),
-)
-def test_refused_options_of_scores(device: za.Device, bad: dict[str, Any], error: type[Exception], text: str) -> None:
-    q, k = np.ones((4, 64), np.float32), np.ones((5, 2, 64), np.float32)
-    with pytest.raises(error, match=f"^{text}"):
-        za.attention(q, k, k, device, **bad)
-    with za.KVCache(device, za.AttnShape(4, 2, 64), 2, 100, "f32") as cache, pytest.raises(error, match=f"^{text}"):
-        za.Attention(cache, **bad)

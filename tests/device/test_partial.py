@@ -61,16 +61,8 @@ def small_state(**changes: Any) -> PartialState:
     return replace(PartialState(np.array([3, 5]), m, total, o, (3, 6), "a call", sinks), **changes)
 
 
-def test_the_bytes_are_what_other_readers_of_safetensors_expect() -> None:
-    load = pytest.importorskip("safetensors.numpy").load
-    state = small_state()
-    result = load(state.to_bytes())
-    assert result.keys() == {"nodes", "m", "l", "o", "sinks"}
-    assert all(np.array_equal(array, getattr(state, name)) for name, array in result.items())
-
-
 def test_no_damaged_byte_is_accepted() -> None:
-    """Every byte, changed in each bit and to white space; and lengths that do not fit."""
+    """Every byte, changed in each bit and to white space; and lengths that do not fit. Others read safetensors."""
     state = small_state()
     data = state.to_bytes()
     back = PartialState.from_bytes(bytearray(data))
@@ -83,6 +75,9 @@ def test_no_damaged_byte_is_accepted() -> None:
     for wrong in (b"", data[:7], data[:8], data[:-1], data + b"\0", data * 2, b"\xff" * 8 + data[8:], "text", None):
         with pytest.raises(PartialStateError, match=r"^partial state: got "):
             PartialState.from_bytes(wrong)  # type: ignore[arg-type]
+    tensors = pytest.importorskip("safetensors.numpy").load(data)
+    assert tensors.keys() == {"nodes", "m", "l", "o", "sinks"}
+    assert all(np.array_equal(array, getattr(state, name)) for name, array in tensors.items())
 
 
 @pytest.mark.parametrize(
@@ -92,10 +87,8 @@ def test_no_damaged_byte_is_accepted() -> None:
         ({"nodes": np.array([3, 2**40])}, r"nodes \[3, 1099511627776\], expected ascending"),
         ({"span": (3, 2**40)}, r"span \(3, 1099511627776\), expected \(first, end\), at most 32768 nodes$"),
         ({"span": (3, 10**30)}, r"[\d,]+ bytes that do not hold one \(got '10+', expected a number of at most 19"),
-        ({"span": (-(10**30), 6)}, r"[\d,]+ bytes that do not hold one \(got '-10+', expected a number of at"),
         ({"span": (6, 3)}, r"span \(6, 3\), expected"),
         ({"sinks": np.array([np.nan, 0], np.float32)}, r"sinks \[nan, 0.0\], expected at most 2\*\*61$"),
-        ({"sinks": np.array([0, -np.inf], np.float32)}, r"sinks \[0.0, -inf\], expected"),
         ({"sinks": np.zeros(3, np.float32)}, r"sinks \(3,\), expected \(2,\), one per head$"),
         ({x: small_state().__dict__[x][:0] for x in "mlo"}, r"o \(0, 2, 2, 3\), expected at least one query row"),
         ({x: small_state().__dict__[x][:, :, :0] for x in "mlo"} | {"sinks": None}, r"o \(2, 2, 0, 3\), expected at"),
@@ -114,10 +107,8 @@ def tensor(shape: bytes, offsets: bytes = b"0,0") -> bytes:
 
 HEADERS = (
     (b"[" * 200_000, "nested too deeply"),
-    (b'{"a":' * 200_000, "nested too deeply"),
     (tensor(b"9" * 5000), "the number 9999"),
     (tensor(b"1e3"), "the number 1e3"),
-    (tensor(b"-1"), "tensor m with another entry"),
     (tensor(b"true", b"0,4"), "tensor m with another entry"),
     (tensor(b"0", b"4,0"), "tensor m with another entry"),
     (tensor(b"2", b"8,16"), "tensor m at byte 8, expected it at 0"),
@@ -128,21 +119,7 @@ HEADERS = (
 )
 
 
-LENGTHS = ((size, b"{}", f"a header of {size:,} bytes, expected at most 2") for size in (2**64 - 1, 2**63))
-
-
-@pytest.mark.parametrize(("size", "header", "text"), [*((len(one), one, text) for one, text in HEADERS), *LENGTHS])
-def test_headers_that_crash_parsers(size: int, header: bytes, text: str) -> None:
+@pytest.mark.parametrize(("header", "text"), HEADERS)
+def test_headers_that_crash_parsers(header: bytes, text: str) -> None:
     with pytest.raises(PartialStateError, match=text):
-        PartialState.from_bytes(size.to_bytes(8, "little") + header)
-
-
-@pytest.mark.parametrize(
-    ("span", "held", "missing", "count"), (((0, 32768), [], 0, 32768), ((5, 32768), [5, 6, 7, 12], 8, 32759))
-)
-def test_nodes_that_are_missing_are_counted(span: tuple[int, int], held: list[int], missing: int, count: int) -> None:
-    n = len(held)
-    m = np.zeros((1, n, 2), np.float32)
-    state = PartialState(np.array(held, np.int64), m, m + 1, np.zeros((1, n, 2, 8), np.float32), span, "call")
-    with pytest.raises(PartialStateError, match=rf"^partial states: node {missing} is missing \({count} in all\), "):
-        reference.gather([PartialState.from_bytes(state.to_bytes())])
+        PartialState.from_bytes(len(header).to_bytes(8, "little") + header)

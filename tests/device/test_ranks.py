@@ -40,12 +40,13 @@ def right(sequence, rows, out=None):  # of the script's attn, or an output of it
     got, want = attn(q, sequence, 0) if out is None else out, reference.emulate(q, k[rows], v[rows])[0]
     assert np.array_equal(got.view(np.uint32), want.view(np.uint32))
 
-def said(call):
+def says(call):  # and the lengths of the script's sequences then
+    text = "done"
     try:
         call()
     except (za.ZincAttnError, KeyboardInterrupt) as error:
-        return f"{type(error).__name__}: {error}"
-    return "done"
+        text = f"{type(error).__name__}: {error}"
+    print([*map(len, seqs)], text, file=file, flush=True)
 """
 
 
@@ -58,32 +59,24 @@ def run_ranks(folder: Path, script: str, ranks: int = 2, *more: str) -> tuple[li
 
 
 EQUAL = """
-try:
-    cache = make(8, 5, 1 + (sys.argv[2] == "mismatch" and second))
-    attn, seq = za.ShardedAttention(cache), cache.new_sequence()
-    for at, n in ((0, 2500), (2500, 1), (2501, 499)):
-        right(seq, np.arange(at + n), attn(q, seq, 0, k[at:at + n], v[at:at + n]))
-    assert attn.sent_bytes == sum(
-        4 * 6 * 66 * int(np.sum(cache.owners[: -(-n // 512)] == comm.rank)) for n in (2500, 2501, 3000)
-    )
-    print("equal", file=file)
-except za.ZincAttnError as error:
-    print(f"{type(error).__name__} {error}", file=file)
+cache = make(8, 5)
+attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+for at, n in ((0, 2500), (2500, 1), (2501, 499)):
+    right(seq, np.arange(at + n), attn(q, seq, 0, k[at:at + n], v[at:at + n]))
+print("equal", file=file)
 file.close()
 """
 
 
-@pytest.mark.parametrize(
-    ("ranks", "mode", "says"), ((4, "equal", "equal"), (2, "mismatch", "RankError rank 1 is set up as 6/2/64 layers=2"))
-)
-def test_ranks(tmp_path: Path, ranks: int, mode: str, says: str) -> None:
-    said, stderr = run_ranks(tmp_path, EQUAL, ranks, mode)
-    assert all(len(lines) == 1 and lines[0].startswith(says) for lines in said), (said, stderr)
+def test_ranks_have_the_bits_of_one_device(tmp_path: Path) -> None:
+    said, stderr = run_ranks(tmp_path, EQUAL, 4)
+    assert said == [["equal"]] * 4, stderr
 
 
 EDGES = """
 cache = make(16, 30)
 attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+seqs = [seq]
 
 def failing(*_):
     raise za.errors.DeviceLostError("injected")
@@ -91,9 +84,7 @@ def failing(*_):
 def interrupted(*_):
     raise KeyboardInterrupt
 
-def says(call):
-    text = said(call)
-    print(len(seq), text, file=file, flush=True)
+says(lambda: make(8, 30, 1 + second))
 
 # one rank fails, and the other has appended nothing either
 cache.append(seq, 0, k[:600], v[:600])
@@ -145,18 +136,15 @@ right(twin, rows[1])
 right(seq, rows[0])
 
 # a rank may collect a sequence before the other does, and the deal stays one
-held = [int(cache.allocator.used.sum())]
 kept = [twin] if second else []
 del twin, sequence
 right(seq, rows[0])
-held.append(int(cache.allocator.used.sum()))
 kept.clear()
 right(seq, rows[0])
-held.append(int(cache.allocator.used.sum()))
 more = [cache.new_sequence() for _ in range(12)]
 for sequence in more:
     cache.append(sequence, 0, k[:5], v[:5])
-print(held, cache.allocator.used.tolist(), file=file)
+print(cache.allocator.used.tolist(), file=file)
 
 # an interrupt within an exchange ends them
 if second:
@@ -179,6 +167,7 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
     late = r"\(after the exchange of attend at layer 0, sequence 0 \(500 tokens, 200 new\), which the "
     lost = "a rank was lost, or left, before; start all of them again"
     expected = (
+        ((0, 0), differ(" is set up as 6/2/64 layers=2 capacity=4096 f16")),
         ((600, 600), ["RankError: rank 1 failed: ShapeError: k: got shape ", "ShapeError: k: got shape "]),
         ((600, 600), ["RankError: rank 1 failed: DeviceLostError: injected$", "DeviceLostError: injected$"]),
         ((600, 600), differ(f" was given other rows than rank 0 for {where}{alike}")),
@@ -196,9 +185,9 @@ def test_ranks_that_differ_notice(tmp_path: Path) -> None:
     for rank, lines in enumerate(said):
         mine = [(lengths[rank], texts[rank]) for lengths, texts in expected if rank < len(texts)]
         assert len(lines) == len(mine) + 1, (lines, stderr)
-        assert lines.pop(-3) == "[5, 5, 2] [7, 7]"
+        assert lines.pop(-3) == "[7, 7]"
         for line, (length, text) in zip(lines, mine, strict=True):
-            assert re.match(f"{length} {text}", line), (rank, line, text)
+            assert re.match(rf"\[{length}\] {text}", line), (rank, line, text)
 
 
 FULL_RANK = """
@@ -208,15 +197,9 @@ seqs = [cache.new_sequence() for _ in range(5)]
 for seq in seqs[:4]:
     cache.append(seq, 0, k[:200], v[:200])  # a page of 256 each
 
-def says(call):
-    text = said(call)
-    print([len(seq) for seq in seqs], text, file=file, flush=True)
-
 # rank 0 is full, and every rank evicts the same
 says(lambda: cache.append(seqs[4], 0, k[:1], v[:1]))
 says(lambda: attn([q] * 2, [seqs[3], seqs[4]], 0, [k[:1]] * 2, [v[:1]] * 2))
-says(lambda: cache.append(seqs[4], 0, k[:1, :, :8] if second else k[:1], v[:1]))
-says(lambda: cache.append(seqs[4], 0, k[:1100], v[:1100]))
 seqs[2].free()
 del seqs[2]
 says(lambda: attn(q, seqs[3], 0, k[:1], v[:1]))
@@ -233,8 +216,6 @@ if second:
     twin.free()
 mine = cache.new_sequence()
 says(lambda: cache.append(mine, 0, k[:1], v[:1]))
-says(lambda: cache.append(seqs[2 + second], 0, k[:1], v[:1]))
-says(lambda: cache.append(seqs[2], 0, k[:1], v[:1]))
 file.close()
 """
 
@@ -242,22 +223,15 @@ file.close()
 def test_a_full_rank_is_full_for_all(tmp_path: Path) -> None:
     said, stderr = run_ranks(tmp_path, FULL_RANK)
     full = r"shard 0 of 2: got 1 of the {} new tokens, .* 0 of its 2 pages of 256 tokens are free, .* larger cache$"
-    failed = r"ShapeError: k: got shape \(1, 2, 8\)"
-    beyond = r"k: got 1,100 tokens at length 0, expected at most 1,024 \(capacity = "
     counts = r"; sequences made: {} on rank 1, {} on rank 0; call new_sequence\(\) and fork\(\) alike on every rank$"
     nodes = r"RankError: rank 1 has the nodes of sequence 3 \(0 tokens, 100 new\) on other ranks than rank 0"
-    numbers = "RankError: rank 1 was given sequence {}, rank 0 sequence {}"
     before, after = "200, 200, 200, 200, 0", "100, 100, 0, 0"
     expected = (  # lengths, what rank 0 says, and rank 1 where it says something else
         (before, "CapacityError: " + full.format(1), "CapacityError: rank 0: " + full.format(1)),
         (before, "CapacityError: " + full.format(2), "CapacityError: rank 0: " + full.format(2)),
-        (before, "RankError: rank 1 failed: " + failed, failed),
-        (before, "CapacityError: " + beyond),
         ("200, 200, 200, 1", "done$"),
         (after, nodes + counts.format(6, 5)),
-        (after, numbers.format(6, 5) + counts.format(7, 6)),
-        (after, numbers.format(4, 3) + counts.format(7, 6)),
-        ("100, 100, 1, 0", "done$"),
+        (after, "RankError: rank 1 was given sequence 6, rank 0 sequence 5" + counts.format(7, 6)),
     )
     for rank, lines in enumerate(said):
         assert len(lines) == len(expected), (lines, stderr)

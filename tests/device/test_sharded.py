@@ -1,4 +1,4 @@
-"""A sequence on several devices: the bits of one device, and nodes where there is room for them."""
+"""A sequence on several devices: the bits of one device, nodes where there is room for them, refusals and failures."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cache_rows import SHARDED as SHAPE
-from cache_rows import Twin, check_books, done_or_not_done, together
+from cache_rows import Twin, check_books, done_or_not_done, filled, together
 from interrupts import Interrupter, files
-from support import FULL, raising, same
+from support import FULL, differing, raising, same
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.errors import ArgumentError, DeviceLostError, ValueRangeError
+from zinc_attn.cache.mover import RowMover
+from zinc_attn.cache.pages import CapacityError, StepError
+from zinc_attn.errors import ArgumentError, ClosedError, DeviceLostError, DeviceMemoryError, LimitError, ValueRangeError
 
 NATIVE = True
+SHAPE = za.AttnShape(6, 2, 64)
 DEVICES = {
     "two runtimes": (("default", "vulkan"), ("default", "kompute")),
     **({"default and swiftshader": (("default", "vulkan"), ("swiftshader", "vulkan"))} if FULL else {}),
@@ -54,22 +56,14 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
     k, v = rng.standard_normal((2, 600, 2, 64), np.float32)
-    q = [rng.standard_normal((n, 6, 64), np.float32) for n in (1, 3)]
+    q, out, lse = rng.standard_normal((3, 6, 64), np.float32), np.zeros((3, 6, 64), np.float32), np.zeros((3, 6), "f")
     with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
-        attn, seqs = za.ShardedAttention(cache), [cache.new_sequence() for _ in q]
-        outs, lses = [np.full(x.shape, 7, np.float32) for x in q], [np.full(x.shape[:2], 7, np.float32) for x in q]
-        for wrong, n, text in (
-            ({"out": outs[:1]}, 600, "out: "),
-            ({"out": outs, "lse": [lses[0], lses[0]]}, 600, "lse: "),
-            ({"out": outs}, 2, "q: got 3 rows for 2 keys, 1 of them before the first key, "),
-        ):
-            with pytest.raises(ArgumentError, match=f"^{text}"):
-                attn(q, seqs, 0, [k, k[:n]], [v, v[:n]], **wrong)
-            assert all(np.all(x == 7) for x in (*outs, *lses)) and not any(map(len, seqs))
-        got = attn(q, seqs, 0, [k, k[:2]], [v, v[:2]], return_lse=True, out=outs, lse=lses, allow_empty=True)
-        assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
-        for i, n in enumerate((600, 2)):
-            same((outs[i], lses[i]), reference.emulate(q[i], k[:n], v[:n]))
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        with pytest.raises(ArgumentError, match=r"^q: got 3 rows for 2 keys, 1 of them before the first key, "):
+            attn(q, seq, 0, k[:2], v[:2], out=out, lse=lse)
+        assert not out.any() and not lse.any() and not len(seq)
+        assert attn(q, seq, 0, k, v, out=out, lse=lse) is out
+        same((out, lse), reference.emulate(q, k, v))
 
 
 @contextmanager
@@ -158,22 +152,114 @@ def test_rows_that_come_to_another_shard_count_there(device: za.Device, rng: np.
         same(attn(q, seq, 0, return_lse=True), reference.emulate(q, k[7:8], k[7:8]))
 
 
-def test_rows_of_any_number_share_the_folds_buffers(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(2)
-    k = rng.standard_normal((1100, 2, 64)).astype(np.float32)
-    sinks = rng.standard_normal(6).astype(np.float32)
-    with za.KVCache(device, SHAPE, 1, 2048, "f32") as cache:
-        attn, seq, fold = za.Attention(cache, sinks=sinks), cache.new_sequence(), za.Fold(device, SHAPE)
-        cache.append(seq, 0, k, k)
-        buffers: list[int] = []
-        buffer = device.runtime.buffer
-        monkeypatch.setattr(device.runtime, "buffer", lambda *a, **o: (buffers.append(1), buffer(*a, **o))[1])
-        for most in (1 << 20, 7):  # partial states of one submission
-            fold.max_states = most
-            for n in (22, 32, 27, 30):
-                q = rng.standard_normal((n, 6, 64)).astype(np.float32)
-                state = attn.partial(q, seq, 0)
-                before = len(buffers)
-                same(fold([state]), reference.emulate(q, k, k, sinks=sinks), (most, n))
-                assert n == 22 or most == 7 or len(buffers) == before
+def test_a_fold_of_more_states_than_a_submission_takes(device: za.Device, rng: np.random.Generator) -> None:
+    k, q = rng.standard_normal((1100, 2, 64), np.float32), rng.standard_normal((22, 6, 64), np.float32)
+    sinks = rng.standard_normal(6, np.float32)
+    with filled(device, SHAPE, k, k, "f32") as (cache, seq):
+        state, fold = za.Attention(cache, sinks=sinks).partial(q, seq, 0), za.Fold(device, SHAPE)
+        fold.max_states = 7  # of 66
+        same(fold([state]), reference.emulate(q, k, k, sinks=sinks))
         fold.close()
+    with pytest.raises(ClosedError, match=r"^Fold: used after close\(\)$"):
+        fold([state])
+
+
+# --- refusals and failures ----------------------------------------------------------------------------------
+
+
+def test_the_layers_advance_together(device: za.Device) -> None:
+    """With a Sequence's errors (test_pages.py), also where the shard that gets the tokens has none of the step."""
+    k, q = np.ones((1024, 2, 64), np.float32), np.ones((6, 64), np.float32)
+    with za.ShardedKVCache([device, device], SHAPE, 3, 2048, "f32", weights=[1.0, 1.0]) as cache:
+        seq, attn = cache.new_sequence(), za.ShardedAttention(cache)
+        cache.append(seq, 0, k[:512], k[:512])
+        text = "^layer 1: got 600 tokens at length 0, expected 512, layer 0 has length 512; append "
+        for give in (cache.append, lambda *arguments: attn(q, *arguments)):
+            with pytest.raises(StepError, match=text):
+                give(seq, 1, k[:600], k[:600])
+        with pytest.raises(StepError, match=r"^fork: layer 0 has length 512, layer 1 has length 0, expected equal"):
+            seq.fork()
+        cache.append(seq, 1, k[:512], k[:512])
+        same = r"^seq: items 0 and 1 are the same sequence, expected each once where k and v are given; fork\(\) it$"
+        with pytest.raises(ArgumentError, match=same):
+            attn([q] * 2, [seq, seq], 2, [k[:512]] * 2, [k[:512]] * 2)
+        assert (seq.lengths, len(seq)) == ([512, 512, 0], 0)
+        cache.append(seq, 2, k[:512], k[:512])
+        cache.append(seq, 0, k[512:], k[512:])
+        assert not differing(attn(q, seq, 1), k[0].repeat(3, axis=0))  # of a node less than layer 0 has
+        seq.truncate(300)
+        assert seq.lengths == [300] * 3
+        seq.free()
+        append, attend = (lambda: cache.append(seq, 0, k, k)), (lambda: attn(q, seq, 0))
+        for call in (seq.fork, lambda: seq.truncate(0), append, attend):
+            with pytest.raises(ClosedError, match=r"^sequence: used after free\(\)$"):
+                call()
+
+
+def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    k = np.ones((4096, 2, 64), np.float16)
+    with za.ShardedKVCache([device, device], SHAPE, 1, 8192, weights=[1.0, 1.0]) as cache:
+        seq = cache.new_sequence()
+        cache.append(seq, 0, k, k)
+        twin, free = seq.fork(), cache.free_tokens
+        with monkeypatch.context() as patch:
+            patch.setattr(RowMover, "append", raising(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                seq.keep(range(600, 4096), 4096)
+        assert len(seq) == len(twin) == 4096 and cache.free_tokens == free
+        seq.keep(range(600, 4096), 4096)
+        assert len(seq) == 3496 and free - cache.free_tokens == 7 * 512  # all of its nodes are its own
+        check_books(cache, [seq, twin])
+
+
+def sharded(devices: Any, **options: Any) -> za.ShardedKVCache:
+    return za.ShardedKVCache(devices, SHAPE, 1, 100, **options)
+
+
+REFUSED = (  # of a constructor, with the device
+    (lambda d: sharded([]), r"devices: got \[\], expected a list of open Devices$"),
+    (lambda d: sharded([d], weights=1), r"weights: got 1, expected a list of positive numbers, one per device$"),
+    (lambda d: sharded([d], weights=[1, 2]), r"weights: got 2, expected one per device \(1\)"),
+    (lambda d: sharded([d], page_size=1024), "page_size: got 1024"),
+    (lambda d: sharded([d], comm=1), r"comm: got 1, expected an mpi4py communicator, such as MPI\.COMM_WORLD$"),
+    (lambda d: za.ShardedAttention(za.KVCache(d, SHAPE, 1, 600)),
+     "cache: got KVCache, expected a ShardedKVCache; Attention attends"),
+    (lambda d: za.Fold(d, SHAPE)([3]), "partial states: got int, expected a "),
+)  # fmt: skip
+
+
+def test_refusals(device: za.Device) -> None:
+    for make, text in REFUSED:
+        with pytest.raises(ArgumentError, match=f"^{text}"):
+            make(device)
+    with pytest.raises((DeviceMemoryError, LimitError)):
+        za.ShardedKVCache([device], za.AttnShape(64, 64, 512), 1000, 1 << 24, "f32")
+    with za.ShardedKVCache([device], SHAPE, 1, 600) as cache:
+        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
+        q, k = np.ones((6, 64), np.float32), np.ones((1100, 2, 64), np.float16)
+        nan = k.copy()
+        nan[600, 1, 3] = np.nan
+        assert repr(seq) == "ShardedSequence(serial=0, 0 tokens)"
+        assert repr(cache).startswith("ShardedKVCache(6/2/64, f16, 1 layers, capacity=600 tokens, 1 shards: [KVCache(")
+        assert (cache.capacity, cache.free_tokens, cache.nbytes) == (600, 1024, 1024 * SHAPE.kv_bytes_per_token("f16"))
+        beyond = r"got 1,100 tokens at length 0, expected at most 1,024 \(capacity = 600, in whole nodes of 512\); t"
+        for keys, values, error, text in (
+            (k, k, CapacityError, f"k: {beyond}"),
+            (nan, k, ValueRangeError, r"k\[600, 1, 3\]: got nan"),  # as the caller counts, not as the shard does
+        ):
+            for give in (cache.append, lambda *arguments: attn(q, *arguments)):
+                with pytest.raises(error, match=f"^{text}"):
+                    give(seq, 0, keys, values)
+        with pytest.raises(ArgumentError, match=r"^seq: got Sequence, expected a ShardedSequence of this cache"):
+            attn(q, seq.shards[0], 0)
+        with pytest.raises(ArgumentError, match=r"^causal: got False, expected True"):
+            attn(q, seq, 0, k, k, causal=False)
+        assert seq.lengths == [0]
+        cache.append(seq, 0, k[:9], k[:9])
+        with pytest.raises(ArgumentError, match="mask: row 1 sees no key"):
+            attn(np.stack([q] * 3), seq, 0, mask=np.arange(27).reshape(3, 9) % 18 < 9)
+    with (
+        za.ShardedKVCache([device], za.AttnShape(6, 1, 80, 64, latent=True), 1, 600) as cache,
+        pytest.raises(ArgumentError, match=r"^v: got an array"),
+    ):
+        za.ShardedAttention(cache)(np.ones((6, 80), np.float32), cache.new_sequence(), 0, k[:9, :1], k[:9, :1])

@@ -1,5 +1,6 @@
 """A forward or a generate of a ZincCache that failed anywhere can be made again, or says why it cannot."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 from tiny_models import prompt
-from zinc_models import cache_of, equal, generate, model_of, torch, transformers
+from zinc_models import cache_of, equal, generate, model_of, padded, torch
 
 import zinc_attn as za
 from zinc_attn import errors
@@ -73,44 +74,34 @@ def test_a_forward_that_failed_anywhere_can_be_made_again(name: str, device: za.
 
 @pytest.mark.parametrize("name", ("llama", "qwen3_5"))
 def test_a_generate_that_failed_can_be_made_again(name: str, device: za.Device) -> None:
-    """In the model, or behind it, in the first forward or a later one, in the first turn and the second; padded."""
-    model, few = model_of(name), {"max_new_tokens": 5}
+    """In the model, or after it, in the first forward or a later one, in the first turn and the second; padded."""
+    model, (ids, mask) = model_of(name), padded(40, 36).values()
 
-    def processor(after: int, error: BaseException) -> Any:
-        def process(input_ids: Any, scores: Any) -> Any:
-            calls.append(1)
-            if len(calls) == after + 1:
-                raise error
+    def turn(tokens: int, cache: Any, most: int = 99) -> Any:
+        """Five tokens more; interrupted after a forward where the text has more than ``most``."""
+
+        def process(so_far: Any, scores: Any) -> Any:
+            if so_far.shape[1] > most:
+                raise KeyboardInterrupt
             return scores
 
-        calls: list[int] = []
-        return transformers.LogitsProcessorList([process])
+        options = {"attention_mask": mask[:, :tokens], "max_new_tokens": 5}
+        return generate(model, ids[:, :tokens], cache=cache, logits_processor=[process], **options)
 
-    def turn(ids: Any, **options: Any) -> Any:
-        return generate(model, ids, attention_mask=mask[:, : ids.shape[1]], **few, **options)
-
-    ids = prompt(40, batch=2)
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
     with cache_of(model, device, max_batch=2) as cache, cache_of(model, device, max_batch=2) as undisturbed:
         for tokens in (9, 30):
-            want = turn(ids[:, :tokens], cache=undisturbed)
-            begin = cache.get_seq_length()
-            for after in (0, 3):
-                for error in (Broken("behind the model"), KeyboardInterrupt()):
-                    with pytest.raises(type(error)):
-                        turn(ids[:, :tokens], cache=cache, logits_processor=processor(after, error))
-                    assert cache.get_seq_length() == begin
-                for module in (model.lm_head, model.model.layers[-1].mlp, model.model.norm):
-                    with failing(module, Broken(), behind=True, after=after), pytest.raises(Broken):
-                        turn(ids[:, :tokens], cache=cache)
-                    assert cache.get_seq_length() == begin
-            got = turn(ids[:, :tokens], cache=cache)
+            begin, want = cache.get_seq_length(), turn(tokens, undisturbed)
+            for after, module in itertools.product((0, 3), (model.lm_head, model.model.layers[-1].mlp)):
+                with pytest.raises(KeyboardInterrupt):
+                    turn(tokens, cache, tokens + after - 1)
+                assert cache.get_seq_length() == begin
+                with failing(module, Broken(), behind=True, after=after), pytest.raises(Broken):
+                    turn(tokens, cache)
+                assert cache.get_seq_length() == begin
+            got = turn(tokens, cache)
             assert torch.equal(got[0], want[0]) and equal(got[1], want[1])
-            assert cache.get_seq_length() == undisturbed.get_seq_length()
-            assert [len(sequence) for sequence in cache.sequences[0]] == [
-                len(sequence) for sequence in undisturbed.sequences[0]
-            ]
+            lengths = [[len(sequence) for sequence in one.sequences[0]] for one in (cache, undisturbed)]
+            assert lengths[0] == lengths[1]
             ids[:, tokens : tokens + 5] = want[0]
 
 

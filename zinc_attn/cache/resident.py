@@ -102,6 +102,11 @@ class ResidentRows(Uncopied, instead="Sequence.save and KVCache.load take tokens
         return 4 * tiles * k_words, 4 * tiles * v_words
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of K and V that a token takes over all layers."""
+        return self.num_layers * self.shape.kv_bytes_per_token(self.dtype)
+
+    @property
     def capacity(self) -> int:
         """Tokens over all sequences, as the cache was asked for."""
         return self.pool.asked
