@@ -13,7 +13,6 @@ from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
 from zinc_attn.tools.compilers.gates import Compiled, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
-from zinc_attn.tools.cost.cards import RDNA4
 
 STATISTICS = {
     **{"VGPRs": 96, "SGPRs": 128, "Spilled VGPRs": 0, "Spilled SGPRs": 0},
@@ -80,27 +79,13 @@ def test_the_cycles_of_a_leaf(behind, cycles):
     assert isa.leaf_cycles(text) == cycles
 
 
-@pytest.mark.usefixtures("with_compiler")
-def test_main_loops_of_a_compiled_program():
-    spec = Spec("attend_f32", 64, 3)
-    (answer,) = compiler.compile_programs([spec.program()])
-    assert "v_dual_mul_f32" in answer["isa"]
-    qk, pv = isa.main_loops(answer["isa"], compiler._trips(spec))
-    assert qk is not None and pv is not None
-    # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
-    assert 3 * 64 * 2 * 2 / 64 / 2 <= qk < 3 * 64 * 2 * 2 / 64
-    assert 3 * 2 * 2 / 2 <= pv < 2 * 3 * 2 * 2
-
-
 LARGE = Spec("attend_f32", 512, 4)
 INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")
 WIDE_V = Spec("attend_f16", 128, 8, v_head_dim=320)
 VIOLATIONS = (
     *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LARGE, 192), (LATENT, 192))),
     (reported(VGPRs=144), "attend_f16:256:8: 144 registers, at most 120 allowed"),
-    (reported(LATENT, VGPRs=193), "attend_f16:576/512/latent:4: 193 registers, at most 192 allowed"),
     (reported(WIDE_V, VGPRs=193), "attend_f16:128/320:8: 193 registers, at most 192 allowed"),
-    (reported(Spec("merge", 576), VGPRs=144), "merge:576: 144 registers, at most 120 allowed"),
     (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 registers, at most 120 allowed"),
     (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 registers, at most"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
@@ -124,7 +109,6 @@ def test_violations(report, text):
 
 def test_occupancy():
     by_registers = {0: 16, 96: 16, 97: 12, 120: 12, 144: 10, 168: 9, 192: 8, 216: 7, 240: 6, 256: 5}
-    assert {vgprs: RDNA4.waves(vgprs) for vgprs in by_registers} == by_registers
     assert {vgprs: compiled(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
     assert [compiled(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
     assert [TARGETS[name].family.waves(168) for name in ("hopper", "ada")] == [3, 3]
@@ -132,45 +116,10 @@ def test_occupancy():
     assert {lds: reported(LDS_size=lds).waves_by_lds for lds in by_lds} == by_lds
 
 
-def test_the_issue_cycles_of_a_key():
-    """Of all workgroups that share it; test_cost.py has those of compiled kernels."""
-    spec = Spec("attend_f16", 64, 8, chunks=2)
-    assert VariantReport(compiled(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
-
-
-def test_trips_of_the_main_loops():
-    trips = {Spec(f"attend_{dtype}", 64, 1): (2, 8) for dtype in ("f16", "q8_0")}  # 4 chunks of K, 8 keys of V
-    trips |= {Spec("attend_f16", 192, 1, v_head_dim=128): (6, 8), Spec("attend_f32", 80, 8): (5, 8)}
-    assert {spec: compiler._trips(spec) for spec in (*trips, LATENT)} == {**trips, LATENT: (18, 16)}
-
-
 def test_default_specs():
     specs = variants.default_specs()
-    assert len(specs) == len(set(specs))
+    assert len(specs) == len(set(specs)) and {Spec("attend_f32", 256, 6), Spec("merge", 64)} <= set(specs)
     assert {s.head_dim for s in specs} == {64, 80, 96, 112, 128, 192, 256, 512}
-    assert Spec("attend_f32", 256, 6) in specs
-    assert Spec("merge", 64) in specs
-    assert [spec.chunks for spec in variants.specs_for(AttnShape(20, 1, 512), dtypes=("f16",))] == [3, 2, 1]
-    assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
-
-
-def test_constants_where_v_is_not_like_k():
-    decl, values = LATENT.program()
-    assert dict(zip(decl.spec, values, strict=True)) == {
-        **{"k_dim": 576, "v_dim": 512, "latent": 1, "vectors": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
-        **{
-            "rows_ahead": 8,
-            "pass_sums": 2048,
-            "softcap": 0,
-            "biases": 0,
-            "mask": 0,
-            "k_storage": 1,
-            "v_storage": 1,
-            "workgroup_size": 256,
-        },
-        **{"arithmetic": 0, "subgroups": 1, "walks": 1, "k_size": 0, "v_size": 0, "k_stride": 0, "v_stride": 0},
-    }
-    assert Spec("merge", 512).program()[1][0] == 512
 
 
 @pytest.mark.usefixtures("with_compiler")
