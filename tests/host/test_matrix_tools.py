@@ -96,33 +96,6 @@ def test_magnitudes_beyond_float16():
             rules.check_half_range("matrix-prefill", *sizes)
 
 
-def test_the_cases_of_matrix_units():
-    quick, default = Case.quick("matrix"), Case.default("matrix")
-    assert set(quick) < set(default) and len(set(default)) == len(default)
-    shapes = {str(case.shape) for case in default}
-    assert {"16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"} < shapes
-    assert {case.rows for case in default} >= {16, 70} and any(case.context % 64 for case in default)
-    assert not set(map(str, default)) & set(map(str, Case.default()))  # canonical digests are never theirs
-
-
-def test_rows_are_the_last_ones_of_the_call():
-    data = SMALL.data()
-    assert SMALL.query(data).shape == (20, 4, 64) and SMALL._replace(rows=1).query(data).shape == (4, 64)
-    assert np.array_equal(data.q[:3], SMALL._replace(rows=1).data().q)
-
-
-def test_coarse_values_are_in_three_types():
-    result = list(SMALL.same_values(SMALL.data()))
-    assert [case.dtype for case, _ in result] == ["bf16", "q8_0"]
-    for case, data in result:
-        held = data.stored_as(case.dtype)
-        assert np.array_equal(held.k, SMALL.data().k) and np.array_equal(held.v, SMALL.data().v)
-    normal = SMALL._replace(kind="normal")
-    assert not list(normal.same_values(normal.data()))
-    canonical = normal._replace(arithmetic="canonical")
-    assert [case.dtype for case, _ in canonical.same_values(normal.data())] == ["f32"]
-
-
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
