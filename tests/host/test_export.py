@@ -1,28 +1,34 @@
-"""The manifest's numbers of a shape, its names, and the index maps of rows, against the package's own."""
+"""An export: its numbers and names, and its files, which are written in whole and refused where one was changed."""
 
 import ast
-import itertools
+import json
+import os
+import shutil
 from dataclasses import asdict
+from pathlib import Path
 
-import numpy as np
 import pytest
+from commands import run
 
-from zinc_attn.cache import rows
 from zinc_attn.cache.mover import PageGeometry
+from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
 from zinc_attn.kernels.dispatches import AttendVariant, copy_call, merge_call, move_call
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import TILES, AttnShape, row_strides, strided_format
-from zinc_attn.storage import STORAGE, storage_types
-from zinc_attn.tools.export import describe, evaluate, evaluate_all
+from zinc_attn.storage import STORAGE
+from zinc_attn.tools import export
+from zinc_attn.tools.export import ManifestError, describe, evaluate, evaluate_all, load_manifest
+from zinc_attn.tools.export.files import sealed
 
-TEXTS = "16/2/256 32/4/128 64/8/64 9/3/64 16/1/512 10/1/80 32/8/192/128 20/1/576/512/latent 17/1/72 6/3/65/33"
-SHAPES = [AttnShape.parse(text) for text in (*TEXTS.split(), "3/1/513/513/latent")]
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128")]
+OTHERS = "64/8/64 9/3/64 16/1/512 10/1/80 32/8/192/128 20/1/576/512/latent 17/1/72 6/3/65/33 3/1/513/513/latent"
+NUMBERED = [*SHAPES, *map(AttnShape.parse, OTHERS.split())]
 
 
 def test_no_formula_uses_a_name_that_is_not_explained():
-    manifest = describe.manifest(SHAPES[:1], compute_units=64)
+    manifest = export.manifest()
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*meanings("inputs"), *formulas("sizes"), *formulas("quantities"), *functions, *fixed}
@@ -40,73 +46,118 @@ def test_no_formula_uses_a_name_that_is_not_explained():
     assert set(meanings("inputs")) <= used
 
 
-def names_of(shape, dtype, page_size, kv_layout="tiles"):
-    names = {**asdict(shape), "latent": int(shape.latent), **describe.storage_names(dtype), "page_size": page_size}
-    names["nhd"] = int(kv_layout == "NHD")
-    return {**names, **evaluate_all(formulas("sizes"), names)}
-
-
 @pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize(("page_size", "kv_layout"), ((1, "tiles"), (256, "tiles"), (1, "NHD"), (256, "NHD")))
 def test_numbers_of_a_shape(dtype, page_size, kv_layout):
     """The manifest's are those of the package's own rows, states and dispatches."""
-    for shape in SHAPES:
+    for shape in NUMBERED:
         if "/" in dtype and shape.latent:
             continue
-        n, strides = names_of(shape, dtype, page_size, kv_layout), TILES
+        numbers, strides = describe._shape(shape, dtype, page_size, 64, kv_layout), TILES
         token_bytes = shape.kv_bytes_per_token(dtype)
         if kv_layout == "NHD":
             strides = row_strides(shape, dtype)
             token_bytes = 4 * shape.kv_heads * strided_format(strides, shape.latent).words
-        numbers = describe._shape(shape, dtype, page_size, 64, kv_layout)
         assert AttnShape(**{name: numbers[name] for name in asdict(shape)}) == shape
         assert numbers["kv_bytes_per_token"] == token_bytes
-        plan = plan_splits(100000, shape)
-        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0}
-        states = evaluate_all(formulas("quantities"), {**n, **call})
-        assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
-        pages = PageGeometry(shape, dtype, n["tile"], n["page_tiles"], strides)
+        names = {**asdict(shape), **numbers["sizes"], "kind": "gpu", "context_len": 100000, "q_len": 1, "rows": 1}
+        names |= evaluate_all(formulas("quantities"), names | {"window": 0})
+        assert evaluate(formulas("buffers")["states"][0], names) == plan_splits(100000, shape).scratch_bytes
+        tile, page_tiles = (numbers["sizes"][name] for name in ("tile", "page_tiles"))
+        copied = PageGeometry(shape, dtype, tile, page_tiles, strides).tile_words
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-            calls = [
-                merge_call(shape, device, 1),
-                move_call(kernels.APPEND_KERNEL, shape, dtype, n["tile"], 1, shape.kv_heads, strides),
-            ]
-            programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
-            programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
-            for decl, values in programs:
+            moved = move_call(kernels.APPEND_KERNEL, shape, dtype, tile, 1, shape.kv_heads, strides)
+            calls = merge_call(shape, device, 1), moved, copy_call(copied, 1, 1)
+            attend = AttendVariant(shape, dtype, device, tile, strides=strides).program()
+            for decl, values in (attend, *((call.decl, call.spec) for call in calls)):
                 result = numbers["kinds"][kind]["specialization"][decl.family]
                 assert tuple(result[name] for name in decl.spec) == values
 
 
-INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
-APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return folder, export.export(folder, SHAPES[:1], compute_units=64)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
-def test_row_index_maps(rng, dtype, shape):
-    """A bit that is flipped where they say changes the value or the block of 32 that is stored there, and no other.
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an export that a test may damage."""
+    return Path(shutil.copytree(exported[0], tmp_path / "out"))
 
-    tests/device/test_manifest.py compares the places in a cache with these.
-    """
-    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    kinds, index = storage_types(dtype), meanings("rows.index")
-    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
-    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
-    before = rows.decode(words, shape, dtype)
-    for which, kind in enumerate(kinds[: 1 if shape.latent else 2]):
-        x, size = "kv"[which], before[which].shape[2]
-        last = size - 1 - (size % 32 == 1)  # a block of one value has a scale of 0 in some types
-        places = [(f"{x}_word", f"{x}_bit", 1), (f"{x}_word", f"{x}_bit + {kind.bits - 1}", 1)]
-        places += [(f"{x}_scale_word", f"{x}_scale_bit + 13", 32)] * (kind.halves > 0)
-        places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
-        for (row, head, dim), (word, bit, width) in itertools.product({(0, 0, 0), (2, 1, last), (1, 0, 31)}, places):
-            known = {**names, "row": row, "kv_head": head, "dim": dim}
-            known["row_at"] = evaluate(index["row_at"], known)
-            name, _, more = bit.partition(" + ")
-            changed = words.copy()
-            place = evaluate(index[name], known) + int(more or 0)
-            changed.reshape(-1)[evaluate(index[word], known)] ^= np.uint32(1 << place)
-            differs = np.argwhere(rows.decode(changed, shape, dtype)[which] != before[which])
-            assert len(differs) and {(r, h, d // width) for r, h, d in differs} == {(row, head, dim // width)}
+
+def test_export_and_load(folder, exported):
+    assert load_manifest(folder) == load_manifest(folder / "manifest.json")
+    data = load_manifest(folder)
+    assert data["kernels"] == exported[1]["kernels"]
+    export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
+    assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
+    assert sorted(os.listdir(folder)) == sorted({"manifest.json", *(d.file for d in kernels.KERNELS)})
+
+
+def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def replace(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(ArgumentError, match="No space left on device; choose another directory"):
+        export.export(folder, [SHAPES[1]])
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 10; export again with the zinc-attn that reads it"
+
+
+def changed(**change):
+    """A function that makes a manifest of another one, with a checksum that fits."""
+    return lambda data: sealed(json.dumps({**json.loads(data), **change}).encode())
+
+
+def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    for index in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:index] + bytes([text[index] ^ 1 << int(rng.integers(0, 8))]) + text[index + 1 :])
+        with pytest.raises(ManifestError):
+            load_manifest(folder)
+    path.write_bytes(text + b" ")
+    with pytest.raises(ManifestError, match="its manifest_sha256 is not that of its bytes; the file was changed"):
+        load_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    "name,damaged,message",
+    (
+        ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
+        *(
+            ("manifest.json", changed(version=version), REFUSED.format("zinc_attn export", version))
+            for version in (1, True)
+        ),
+        ("manifest.json", changed(format="other"), REFUSED.format("other", 10)),
+        ("manifest.json", changed(kernels=[{"file": "gone.spv"}]), r"gone\.spv: cannot be read: No such file"),
+        ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
+        ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
+        ("manifest.json", lambda data: b"[]", r"got format \[\]"),
+        ("manifest.json", lambda data: data.replace(b'"manifest_', b'"another_', 1), "it has no manifest_sha256 of 64"),
+        ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
+    ),
+)
+def test_load_refuses_what_is_damaged(folder, name, damaged, message):
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged(data))
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(folder)
+
+
+def test_command_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("export", out, "--shape '16/2/256, 9/3/64' --page-size 64 --json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == load_manifest(out)
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
