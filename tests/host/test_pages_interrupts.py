@@ -1,13 +1,12 @@
 """An interrupt before any bytecode, or two, leaves a call on page tables done or not done, and loses no page."""
 
 import ast
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupts import files, opcodes
+from interrupts import files
 from page_tables import Append, append, check_counts, interrupt_everywhere
 
 import zinc_attn as za
@@ -15,7 +14,6 @@ from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.rows import NO_ROWS
 from zinc_attn.cache.sequence_pages import SequencePages, State
 from zinc_attn.cache.transaction import Transaction
-from zinc_attn.runtime.registry import Keeper, Registry
 
 WHERE = files("cache/pages.py", "cache/sequence_pages.py", "cache/transaction.py", "runtime/registry.py")
 
@@ -110,10 +108,6 @@ PACKAGE = Path(za.__file__).parent
 IN_PYTHON = {"WeakSet", "WeakKeyDictionary", "WeakValueDictionary", "WeakMethod", "finalize", "__del__"}
 
 
-class Thing:
-    """Something that dies."""
-
-
 def test_callbacks_are_methods_of_c():
     """A weak reference calls ``append`` of a deque or ``pop`` of a dict, and nothing has a finalizer."""
     called = set()
@@ -126,20 +120,3 @@ def test_callbacks_are_methods_of_c():
                 if name == "ref" or name.endswith("Tie"):
                     called.add(getattr(node.args[1], "attr", path))
     assert called == {"append", "pop"}
-
-
-def test_what_is_kept_goes_with_what_needs_it():
-    keeper, things, needed = Keeper(), [Thing(), Thing()], Thing()
-    registry: Registry[Thing] = Registry()
-    for thing in (*things, needed):
-        registry.add(thing)
-    for thing in things:
-        keeper.keep(thing, needed)
-    del thing, needed
-    things[0].itself = things[0]  # type: ignore[attr-defined]  # a cycle, which the collector finds
-    assert opcodes(things.clear, files("runtime/registry.py")) == 0
-    assert len([*registry]) == 2 and len(registry.dead) == 1
-    assert opcodes(gc.collect, files("runtime/registry.py")) == 0
-    assert [*registry] == [] and not keeper._kept
-    registry.purge()
-    assert not registry._references and not registry.dead
