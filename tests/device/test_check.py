@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import on
+from commands import run as command
 from support import FULL
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cli import app as cli
 from zinc_attn.cli import check as check_command
 from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
@@ -26,12 +27,10 @@ from zinc_attn.tools.check.record import committed_digests, run_digest
 from zinc_attn.tools.harness.split_spec import parse_split_specs
 
 NATIVE = True
-SMALL = ("--cases", "9/3/64 f16 1000", "--splits", "1,7,auto,size:100")
 
 
 def run(device: za.Device, *options: Any) -> int:
-    where = ("--device", device.info.index, "--runtime", device.runtime.name)
-    return cli.main(["check", *map(str, (*where, *options))])
+    return command("check", on(device), *options)
 
 
 # --- what passes -------------------------------------------------------------------------------------------
@@ -94,7 +93,7 @@ def test_check_runs_without_rich(device, monkeypatch, capsys):
     """Any import of rich fails here."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert run(device, "--cases", "9/3/64 f16 65", "--splits", "auto") == 0
+    assert run(device, "--cases '9/3/64 f16 65' --splits auto") == 0
     assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
@@ -122,8 +121,7 @@ def test_devices_are_compared(device, capsys, monkeypatch):
     found, runtime = za.list_devices() if FULL else [device.info] * 2, device.runtime.name
     monkeypatch.setattr(check_command, "list_devices", lambda: found)
     every = len(found)
-    options = ["--json", "--cases", "9/3/64 f16 2", "--splits", "auto"]
-    assert cli.main(["check", "--device", "all", "--runtime", runtime, *options]) == 0
+    assert command(f"check --device all --runtime {runtime} --json --cases '9/3/64 f16 2' --splits auto") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     outcomes, entries = lines[:every], lines[every:]
     assert len(entries) == every and len({entry["run"] for entry in entries}) == 1
@@ -138,19 +136,16 @@ def test_devices_are_compared(device, capsys, monkeypatch):
 
 def test_record_and_against(device, tmp_path, capsys):
     path = tmp_path / "r.json"
-    small = ("--cases", "9/3/64 f16 65,9/3/64 f16 1000", "--splits", "auto")
-    assert run(device, *small, "--record", path) == 0
+    small = "--cases '9/3/64 f16 65,9/3/64 f16 1000' --splits auto"
+    assert run(device, small, "--record", path) == 0
     assert capsys.readouterr().err.endswith(f"written: {path}\n")
-    assert run(device, *small, "--against", path) == 0
+    assert run(device, small, "--against", path) == 0
     source = f"r.json [0], {device.info.name}, {device.runtime.name}, {device.info.driver}"
     assert f"\n{source}: has 2 of the 2 cases\n" in capsys.readouterr().out
-    assert run(device, *small, "--record", path / "r.json") == 2
-    assert "; choose another file with --record\n" in capsys.readouterr().err
     content = json.loads(path.read_text())
     digest = content["records"][0]["cases"]["9/3/64 f16 65"]
-    content["records"][0]["cases"]["9/3/64 f16 65"] = "0" * 64
-    path.write_text(json.dumps(content))
-    assert run(device, *small, "--against", path) == 1
+    path.write_text(path.read_text().replace(digest, "0" * 64))
+    assert run(device, small, "--against", path) == 1
     text = capsys.readouterr().out
     assert [line.split()[0] for line in text.splitlines() if "9/3/64" in line] == ["FAIL", "pass"]
     assert (
@@ -164,7 +159,7 @@ def test_a_case_without_room_is_refused(device, monkeypatch, capsys):
         raise za.errors.LimitError("buffer: too much")
 
     monkeypatch.setattr(za.Sequence, "fork", no_room)
-    assert run(device, *SMALL) == 2
+    assert run(device, "--cases '9/3/64 f16 1000'") == 2
     text = capsys.readouterr().out
     assert text.startswith("refused 9/3/64 f16 1000") and "\n        buffer: too much\n" in text
 
@@ -203,7 +198,7 @@ MOVED = [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)]  # rows share, or requests
 )
 def test_a_broken_call_fails(device, module, name, broken, case, properties, monkeypatch, capsys):
     monkeypatch.setattr(module, name, broken)
-    assert run(device, "--cases", case, "--splits", "1,7,auto,size:100") == 1
+    assert run(device, f"--cases '{case}' --splits 1,7,auto,size:100") == 1
     text = capsys.readouterr().out
     failed = set(re.findall(r"^ +(\d+) .*: (?:out|lse)\[[\d, ]+\]: got ", text, re.MULTILINE))
     assert text.startswith(f"FAIL    {case}") and failed & properties, text

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import records, refusal, shown
+from commands import on, records, refusal, shown
 from commands import run as main
 
 import zinc_attn as za
@@ -53,12 +53,6 @@ def test_calls(device, dtype, batch, q_len, page_size):
     assert any(what.startswith("compiling shaders") for what, _, _ in said)
     steps = [done for _, done, _ in said]
     assert steps == sorted(steps) and said[-1] == ("done", steps[-1], steps[-1])
-
-
-@pytest.mark.both_dispatchers
-@pytest.mark.parametrize(("batch", "q_len", "page_size"), [call[1:] for call in CALLS if call[0] == "f16"])
-def test_calls_by_the_dispatchers(device, batch, q_len, page_size):
-    test_calls(device, "f16", batch, q_len, page_size)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "cpu"])
@@ -122,19 +116,18 @@ def wrong_second(element, result):
     return wrap
 
 
-def test_a_wrong_bit_outside_the_sample_fails(device):
-    first, second = run(device, [100], oracle_products=0, wrap_call=wrong_second((0, 0, 0, 5), 1))
-    assert (first.status, first.verified) == ("ok", "bits (sampled)")
-    assert second.error is not None and second.error.startswith("unlike layout auto: out[0, 0, 0, 5]: got ")
-
-
 @pytest.mark.parametrize("page_size", [None, 64])
-@pytest.mark.parametrize("result", [2, 1 + WARM_UP_RUNS + 2])
-def test_a_wrong_bit_while_timing_fails(device, page_size, result):
-    *first, second = run(device, [100], page_size=page_size, wrap_call=wrong_second((0, 0, 1, 2), result))
+@pytest.mark.parametrize(
+    ("products", "result", "said"),
+    [(0, 1, "unlike layout auto: "), *((1 << 30, n, "while timing: ") for n in (2, 1 + WARM_UP_RUNS + 2))],
+)
+def test_one_wrong_bit_of_a_layout_fails(device, page_size, products, result, said):
+    """Outside the sample of the oracle, and in the first and the last of the calls that are timed."""
+    wrong = {"wrap_call": wrong_second((0, 0, 1, 2), result), "oracle_products": products}
+    *first, second = run(device, [100], page_size=page_size, **wrong)
     assert {row.status for row in first} == {"ok"}
     assert (second.status, second.verified, second.figures["median_us"]) == ("failed", None, None)
-    assert second.error is not None and second.error.startswith("while timing: out[0, 0, 1, 2]: got ")
+    assert second.error is not None and second.error.startswith(f"{said}out[0, 0, 1, 2]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 256])
@@ -180,8 +173,7 @@ def test_no_room(device, monkeypatch):
 
 def command(device, out, options):
     """The words of the command."""
-    where = f"--device {device.info.index} --runtime {device.runtime.name} --out"
-    return "sweep --shape 4/2/64 --repeats 2", options, where, out
+    return "sweep --shape 4/2/64 --repeats 2", options, on(device), "--out", out
 
 
 def test_command(device, tmp_path, capsys):
@@ -203,13 +195,11 @@ def test_command(device, tmp_path, capsys):
     assert table == [{name: "" if x is None else str(x) for name, x in row.items()} for row in rows]
     points = [(64, "auto"), (64, "1"), (1024, "auto"), (1024, "1")]
     assert [(r["context"], r["layout"], r["layers"]) for r in rows] == [(*point, 3) for point in points]
+    for row in rows:
+        assert row["step_tokens_s"] == pytest.approx(6e3 / (row["attention_ms_per_step"] + 5), rel=1e-5)
     picture = shown(files[2].read_bytes())
     assert picture["title"] == "Tokens per second by context, attention and 5 ms for the rest"
-    for layout, name in (("auto", "split rule"), ("1", "one split")):
-        mine = [row for row in rows if row["layout"] == layout]
-        assert picture["lines"][name] == [[one["context"], one["step_tokens_s"]] for one in mine]
-        for one in mine:
-            assert one["step_tokens_s"] == pytest.approx(6e3 / (one["attention_ms_per_step"] + 5), rel=1e-5)
+    assert picture["lines"]["one split"] == [[row["context"], row["step_tokens_s"]] for row in rows[1::2]]
 
 
 @pytest.mark.of_drivers  # whose buffers are too small for 16m keys
