@@ -32,26 +32,6 @@ def test_committed_digests_are_the_oracles(case):
     assert len(result.lse) == case.shape.q_heads and result.digest() == record.committed_digests()[str(case)]
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("", {}),
-        ("sinks", {"sinks": True}),
-        ("falling window=128+sinks", {"kind": "falling", "window": 128, "sinks": True}),
-        ("window=1+softcap=2.5+scale=-0.1+sinks", {"window": 1, "softcap": 2.5, "scale": -0.1, "sinks": True}),
-        (
-            "rows=3 matrix rising sinks+alibi+mask=tree+noncausal",
-            dict(rows=3, arithmetic="matrix", kind="rising", sinks=True, alibi=True, mask="tree", causal=False),
-        ),
-    ],
-)
-def test_a_case_has_one_text(text, fields):
-    case = Case(SHAPE, "f16", 5, **fields)
-    whole = f"4/2/64 f16 5 {text}".strip()
-    assert Case.parse(whole) == case and str(case) == whole
-    assert Case.parse(" ".join(["4/2/64 f16 5", *reversed(text.replace("+", " ").split())])) == case
-
-
 def fault_of(got, want):
     """The line of the fault, empty where no bit differs."""
     outcome = Outcome(Case.quick()[0], "a device")

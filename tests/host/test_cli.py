@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,27 +38,6 @@ def test_figures():
     has = {"call": (1, 1), "device": (1, 0), "pass 1": (1, 0), "gap": (0, 0), "pass 2": (0, 0), "step": (1, 1)}
     rows = {measure: replace(row, verified="bits", measure=measure).figures for measure in has}
     assert {name: (row["kv_gb_s"] is not None, row["tokens_s"] is not None) for name, row in rows.items()} == has
-
-
-def test_progress_without_a_terminal(monkeypatch, capsys):
-    """A line where the same step goes on, once; nothing of steps that end before."""
-    said = []
-
-    def until(count):
-        end = time.monotonic() + 60
-        while len(said) < count and time.monotonic() < end:
-            said.extend(capsys.readouterr().err.splitlines())
-            time.sleep(0.001)
-
-    with terminal.progress_bar("short"):
-        pass
-    monkeypatch.setattr(terminal, "QUIET_S", 0.002)
-    with terminal.progress_bar("reading m") as tell:
-        until(1)
-        tell("timing", 3, 9)
-        until(2)
-        time.sleep(0.02)
-    assert said == ["reading m …", "timing (3 of 9)"] and capsys.readouterr().err == ""
 
 
 def patch_list_devices(monkeypatch, replacement):

@@ -9,7 +9,7 @@ import pytest
 from commands import records, run
 from support import needs_radv
 
-from zinc_attn import AttnShape, SplitPlan, plan_splits
+from zinc_attn import AttnShape, plan_splits
 from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import UNITS
 from zinc_attn.runtime.device import SPIRV
@@ -18,7 +18,7 @@ from zinc_attn.tools import cost
 from zinc_attn.tools.compilers import compiler
 from zinc_attn.tools.compilers.variants import Spec
 from zinc_attn.tools.cost import CARDS, card_with, find_card, predict, predict_call, predict_requests, predict_rows
-from zinc_attn.tools.cost.assumptions import GAP_US, START_US
+from zinc_attn.tools.cost.assumptions import GAP_US
 from zinc_attn.tools.cost.pass1 import ISSUE, UNITS_ISSUE, issue_per_key
 from zinc_attn.tools.cost.step import ModelStep
 
@@ -42,15 +42,6 @@ def test_a_step_of_a_whole_model():
     assert us == pytest.approx(alone + 10 * (GAP_US + predict(plan_splits(131072, QWEN), R9700).total_us))
     assert step.us(0, R9700) == pytest.approx(alone) and us <= step.us(131072, R9700, 1)
     assert step.fraction(131072, R9700) == pytest.approx(step.bytes_at(131072) / R9700.bandwidth / 1e3 / us)
-
-
-def test_what_a_call_waits_for():
-    """For bytes; a latent shape for issue, a single split for latency; a call of no keys for its launch."""
-    assert predict(plan_splits(8192, QWEN), R9700).bound == "bandwidth"
-    assert predict(plan_splits(131072, AttnShape.parse("20/1/576/512/latent")), R9700).bound == "issue"
-    assert predict(SplitPlan.fixed(131072, QWEN, num_splits=1), R9700).bound == "latency"
-    empty = predict(plan_splits(0, QWEN), R9700)
-    assert (empty.kv_bytes, empty.merge_us, empty.pass1_us) == (0, GAP_US, START_US)
 
 
 def test_table_is_what_the_compiler_makes():
