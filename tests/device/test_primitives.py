@@ -5,8 +5,6 @@ import pytest
 from broken_shaders import break_kernels
 
 import zinc_attn as za
-from zinc_attn.canonical import constants, primitives
-from zinc_attn.canonical.state import pow2
 from zinc_attn.errors import WrongResultError
 from zinc_attn.kernels.declarations import PRIMITIVES
 from zinc_attn.runtime.device import load_spirv
@@ -59,12 +57,3 @@ def test_another_result_is_a_refusal(device, tmp_path, monkeypatch, what):
                 cache.append(seq, 0, one, one)
             assert said in str(refused.value)
         assert seq.lengths == (0,)
-
-
-def test_products_and_sums_that_a_driver_fuses_show_in_a_weight():
-    numbers = primitives.numbers()
-    score, m, x = numbers["score"], numbers["m"], numbers["score"] - np.rint(numbers["score"])
-    fused = np.full_like(x, constants.EXP2_POLY[-1])
-    for c in reversed(constants.EXP2_POLY[:-1]):
-        fused = (fused.astype(np.float64) * x + np.float64(np.float32(c))).astype(np.float32)
-    assert np.any(fused * pow2(np.rint(score) - m) != primitives.results(numbers)["weight"])
