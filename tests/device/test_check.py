@@ -24,7 +24,7 @@ from zinc_attn.tools.check import Case, properties
 from zinc_attn.tools.check.cases import QUICK
 from zinc_attn.tools.check.properties import ShardedKVCache
 from zinc_attn.tools.check.record import committed_digests, run_digest
-from zinc_attn.tools.harness.split_spec import parse_split_specs
+from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 
 NATIVE = True
 
@@ -114,6 +114,19 @@ def test_shards_lie_on_every_device(device, monkeypatch):
         assert used == [[device, device], [device, other], [other, device]]
     assert [outcome.shown[9] for outcome in (alone, *both)] == [2, 2, 2]
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}
+
+
+def test_layouts_run_as_planned(device, monkeypatch):
+    plans, plan = set[za.SplitPlan](), SplitSpec.plan
+
+    def noted(*arguments: Any) -> za.SplitPlan:
+        plans.add(plan(*arguments))
+        return plan(*arguments)
+
+    monkeypatch.setattr(SplitSpec, "plan", noted)
+    case, sizes = Case.parse("9/3/64 f16 2048"), ({"num_splits": 2}, {"num_splits": 3}, {"split_size": 1536})
+    (outcome,) = check.check([device], [case], parse_split_specs("2,3,size:1536"))
+    assert outcome.status == "pass" and {za.SplitPlan.fixed(2048, case.shape, **size) for size in sizes} <= plans
 
 
 def test_devices_are_compared(device, capsys, monkeypatch):

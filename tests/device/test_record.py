@@ -105,7 +105,7 @@ def test_each_step_has_a_mask_of_its_own(host, rng, causal, alibi):
     recorded.close()
 
 
-def test_refused_masks_leave_the_sequence(host):
+def test_refused_masks_and_failed_steps_leave_the_sequence(host):
     """test_bias.py has the other masks that a call refuses."""
     slopes = {"mask_slopes": np.full(SHAPE.q_heads, 2.0**51, "f")}
     recorded, plain = Recorded(host, mask_keys=2, scoring=slopes), Recorded(host).calls[0]
@@ -121,6 +121,8 @@ def test_refused_masks_leave_the_sequence(host):
     for _ in range(3):
         with first.step(second, mask=np.ones((1, 1), bool)):
             recorded.sequence.eval()
+    with pytest.raises(KeyboardInterrupt), first.step(second):
+        raise KeyboardInterrupt
     with pytest.raises(errors.LimitError, match=r"^mask: got 3 keys, expected at most mask_keys = 2$"):
         first.step(second, mask=np.ones((1, 3), bool)).__enter__()
     with pytest.raises(errors.ArgumentError, match=r"^mask: got one, expected None: no call of the step was "):
@@ -193,9 +195,7 @@ def test_refusals(host):
     blocks = za.Attention(za.KVCache(host[1], SHAPE, 1, 64, "q8_0"), arithmetic="integer")
     with pytest.raises(errors.UnsupportedError, match=r"^record: got arithmetic 'integer', whose q the host rounds; "):
         blocks.record(manager.sequence(), recorded.q, blocks.cache.new_sequence(), 0)
-    with pytest.raises(
-        errors.DTypeError, match=r"^arithmetic: got 'integer' with a cache of f16, expected types with "
-    ):
+    with pytest.raises(errors.DTypeError, match=r"^arithmetic: got 'integer' with a cache of f16, expected types "):
         za.Attention(recorded.cache, arithmetic="integer")
 
 
