@@ -143,6 +143,7 @@ def test_calls_of_several_caches_go_in_one_submission(device, three, sent):
         same(attns[1](Q[72], seqs[1], 0, K[72:73], V[72:73], return_lse=True), oracle(73))
         third = submit(attns[2], seqs[2], 0, 73)
         same(first.result(), oracle(73))
+        assert sent == [2]  # the third waits for the block's end
     assert sent == [2, 1]
     same(third.result(), oracle(73))
 
@@ -181,22 +182,6 @@ def test_a_block_that_is_interrupted_twice_writes_nothing_later(device, three, s
             call.result()
     assert sent == [] and (len(seq), len(its)) == (0, 0)
     same(submit(attn, seq, 0, 70, 70).result(), oracle(70, 70))
-
-
-def test_a_call_that_ends_sends_no_other(device, three, sent):
-    """Of calls that only attend, in a block: what was queued since they were sent waits for the block's end."""
-    attns, seqs = three
-    for attn, seq in zip(attns, seqs, strict=True):
-        attn.cache.append(seq, 0, K[:70], V[:70])
-    sent.clear()
-    with device.together():
-        first, second = (attns[i].submit(Q[69], seqs[i], 0, return_lse=True) for i in (0, 1))
-        same(first.result(), oracle(70))
-        third = attns[0].submit(Q[69], seqs[0], 0, return_lse=True)
-        same(second.result(), oracle(70))
-        assert sent == [2]
-    assert sent == [2, 1]
-    same(third.result(), oracle(70))
 
 
 def test_a_failure_of_one_submission_is_that_of_all_its_calls(device, three, monkeypatch):
