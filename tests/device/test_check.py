@@ -74,6 +74,7 @@ def test_quick_cases_agree_with_the_record_on_a_driver(device):
         ("9/3/64 f32 2", {7, 8, 9}),
         ("9/3/64 bf16 65", {8, 9}),
         ("9/3/64 f16 1100 softcap=3+scale=0.3+sinks", set()),
+        ("9/3/64 f16 1100 fused sinks", set()),
         ("9/3/64 f16 700 window=100+softcap=3+sinks", {8}),
         ("6/2/67/133 f16 70 rising noncausal", {8, 9}),
         ("9/3/64 f16 1 mask=blind", {8, 9}),

@@ -1,6 +1,6 @@
 """Arithmetic "fused": the oracle's bits, whichever way a device rounds a product and its sum once, and refusals.
 
-test_fuzz.py has caches, with sinks, a cap and partial states.
+test_fuzz.py has caches, with sinks, a cap and partial states, and test_check.py keys that rows share.
 """
 
 import numpy as np
