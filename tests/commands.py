@@ -23,6 +23,11 @@ def run(*words: Any) -> int:
         return ended.code
 
 
+def on(device: Any) -> str:
+    """The options of a command that name a device."""
+    return f"--device {device.info.index} --runtime {device.runtime.name}"
+
+
 def refusal(capsys: Any, *words: Any) -> str:
     """The one line with which a command line is refused, less its begin; notes of the device may come before it."""
     status = run(*words)

@@ -10,33 +10,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import on
+from commands import run as command
 from support import FULL
 
 import zinc_attn as za
 from zinc_attn import reference
-from zinc_attn.cli import app as cli
 from zinc_attn.cli import check as check_command
 from zinc_attn.distributed import fold
 from zinc_attn.planning import call as planned
 from zinc_attn.tools import check
 from zinc_attn.tools.check import Case, properties
 from zinc_attn.tools.check.cases import QUICK
-from zinc_attn.tools.check.properties import GPUS, ShardedKVCache
+from zinc_attn.tools.check.properties import ShardedKVCache
 from zinc_attn.tools.check.record import committed_digests, run_digest
 from zinc_attn.tools.harness.split_spec import SplitSpec, parse_split_specs
 
 NATIVE = True
-SMALL = ("--cases", "9/3/64 f16 1000", "--splits", "1,7,auto,size:100")
 
 
 def run(device: za.Device, *options: Any) -> int:
-    where = ("--device", device.info.index, "--runtime", device.runtime.name)
-    return cli.main(["check", *map(str, (*where, *options))])
-
-
-def fails(text: str, prop: int) -> list[str]:
-    """The fault lines of a property."""
-    return re.findall(rf"^ +{prop} .*: (?:out|lse)\[[\d, ]+\]: got .*$", text, re.MULTILINE)
+    return command("check", on(device), *options)
 
 
 # --- what passes -------------------------------------------------------------------------------------------
@@ -80,6 +74,7 @@ def test_quick_cases_agree_with_the_record_on_a_driver(device):
         ("9/3/64 f32 2", {7, 8, 9}),
         ("9/3/64 bf16 65", {8, 9}),
         ("9/3/64 f16 1100 softcap=3+scale=0.3+sinks", set()),
+        ("9/3/64 f16 1100 fused sinks", set()),
         ("9/3/64 f16 700 window=100+softcap=3+sinks", {8}),
         ("6/2/67/133 f16 70 rising noncausal", {8, 9}),
         ("9/3/64 f16 1 mask=blind", {8, 9}),
@@ -99,7 +94,7 @@ def test_check_runs_without_rich(device, monkeypatch, capsys):
     """Any import of rich fails here."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert run(device, "--cases", "9/3/64 f16 65", "--splits", "auto") == 0
+    assert run(device, "--cases '9/3/64 f16 65' --splits auto") == 0
     assert capsys.readouterr().out.startswith("pass    9/3/64 f16 65")
 
 
@@ -122,22 +117,17 @@ def test_shards_lie_on_every_device(device, monkeypatch):
     assert {outcome.status for outcome in (alone, *both)} == {"pass"}
 
 
-def test_every_layout_and_unit_count_runs_as_planned(device, monkeypatch):
-    laid_out: set[tuple[int, ...]] = set()
-    planned = SplitSpec.plan
+def test_layouts_run_as_planned(device, monkeypatch):
+    plans, plan = set[za.SplitPlan](), SplitSpec.plan
 
-    def plan(*args: Any) -> za.SplitPlan:
-        result = planned(*args)
-        laid_out.add(result.boundaries)
-        return result
+    def noted(*arguments: Any) -> za.SplitPlan:
+        plans.add(plan(*arguments))
+        return plan(*arguments)
 
-    monkeypatch.setattr(SplitSpec, "plan", plan)
-    case = Case.parse("9/3/64 f16 1000")
-    (outcome,) = check.check([device], [case], parse_split_specs("1,8,size:100"))
-    wanted = [za.SplitPlan.fixed(1000, case.shape, **size) for size in ({"num_splits": 8}, {"split_size": 100})]
-    wanted += [za.plan_splits(1000, case.shape, units) for units in GPUS]
-    assert {plan.boundaries for plan in wanted} <= laid_out
-    assert outcome.status == "pass"
+    monkeypatch.setattr(SplitSpec, "plan", noted)
+    case, sizes = Case.parse("9/3/64 f16 2048"), ({"num_splits": 2}, {"num_splits": 3}, {"split_size": 1536})
+    (outcome,) = check.check([device], [case], parse_split_specs("2,3,size:1536"))
+    assert outcome.status == "pass" and {za.SplitPlan.fixed(2048, case.shape, **size) for size in sizes} <= plans
 
 
 def test_devices_are_compared(device, capsys, monkeypatch):
@@ -145,8 +135,7 @@ def test_devices_are_compared(device, capsys, monkeypatch):
     found, runtime = za.list_devices() if FULL else [device.info] * 2, device.runtime.name
     monkeypatch.setattr(check_command, "list_devices", lambda: found)
     every = len(found)
-    options = ["--json", "--cases", "9/3/64 f16 2", "--splits", "auto"]
-    assert cli.main(["check", "--device", "all", "--runtime", runtime, *options]) == 0
+    assert command(f"check --device all --runtime {runtime} --json --cases '9/3/64 f16 2' --splits auto") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     outcomes, entries = lines[:every], lines[every:]
     assert len(entries) == every and len({entry["run"] for entry in entries}) == 1
@@ -161,19 +150,16 @@ def test_devices_are_compared(device, capsys, monkeypatch):
 
 def test_record_and_against(device, tmp_path, capsys):
     path = tmp_path / "r.json"
-    small = ("--cases", "9/3/64 f16 65,9/3/64 f16 1000", "--splits", "auto")
-    assert run(device, *small, "--record", path) == 0
+    small = "--cases '9/3/64 f16 65,9/3/64 f16 1000' --splits auto"
+    assert run(device, small, "--record", path) == 0
     assert capsys.readouterr().err.endswith(f"written: {path}\n")
-    assert run(device, *small, "--against", path) == 0
+    assert run(device, small, "--against", path) == 0
     source = f"r.json [0], {device.info.name}, {device.runtime.name}, {device.info.driver}"
     assert f"\n{source}: has 2 of the 2 cases\n" in capsys.readouterr().out
-    assert run(device, *small, "--record", path / "r.json") == 2
-    assert "; choose another file with --record\n" in capsys.readouterr().err
     content = json.loads(path.read_text())
     digest = content["records"][0]["cases"]["9/3/64 f16 65"]
-    content["records"][0]["cases"]["9/3/64 f16 65"] = "0" * 64
-    path.write_text(json.dumps(content))
-    assert run(device, *small, "--against", path) == 1
+    path.write_text(path.read_text().replace(digest, "0" * 64))
+    assert run(device, small, "--against", path) == 1
     text = capsys.readouterr().out
     assert [line.split()[0] for line in text.splitlines() if "9/3/64" in line] == ["FAIL", "pass"]
     assert (
@@ -187,7 +173,7 @@ def test_a_case_without_room_is_refused(device, monkeypatch, capsys):
         raise za.errors.LimitError("buffer: too much")
 
     monkeypatch.setattr(za.Sequence, "fork", no_room)
-    assert run(device, *SMALL) == 2
+    assert run(device, "--cases '9/3/64 f16 1000'") == 2
     text = capsys.readouterr().out
     assert text.startswith("refused 9/3/64 f16 1000") and "\n        buffer: too much\n" in text
 
@@ -195,35 +181,38 @@ def test_a_case_without_room_is_refused(device, monkeypatch, capsys):
 # --- broken calls ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("begin", "end", "alone"), [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)], ids=("begin", "end", "alone", "both")
-)
-def test_a_broken_cascade_fails(device, begin, end, alone, monkeypatch, capsys):
-    """A range off by one node: one that nobody attends, or that is shared by rows that do not see all of it."""
-    inner = planned.shared_nodes
+def range_moved(begin: int, end: int, alone: int) -> Any:
+    """Of the nodes that rows share: one that nobody attends, or that is shared by rows that do not see all of it."""
 
     def broken(*arguments: Any) -> Any:
-        found, left = inner(*arguments)
+        found, left = SHARED_NODES(*arguments)
         moved = [one._replace(begin=one.begin + begin, end=one.end + end) for one in found]
         return moved, left + alone * (left > 0)
 
-    monkeypatch.setattr(planned, "shared_nodes", broken)
-    assert run(device, *SMALL) == 1
+    return broken
+
+
+def reversed_gather(parts: Any) -> reference.PartialState:
+    """A fold of shards in another order. Of three nodes or more: a sum of two does not tell."""
+    whole = reference.gather(parts)
+    m, total, o = (np.ascontiguousarray(x[:, ::-1]) for x in (whole.m, whole.l, whole.o))
+    return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
+
+
+SHARED_NODES = planned.shared_nodes
+MOVED = [(1, 0, 0), (0, -1, 0), (0, 0, 1), (0, 1, 1)]  # rows share, or requests, where nothing is left to share
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "broken", "case", "properties"),
+    (
+        *((planned, "shared_nodes", range_moved(*moved), "9/3/64 f16 1000", {"4", "8"}) for moved in MOVED),
+        (fold, "gather", reversed_gather, "9/3/64 f16 2048", {"9"}),
+    ),
+)
+def test_a_broken_call_fails(device, module, name, broken, case, properties, monkeypatch, capsys):
+    monkeypatch.setattr(module, name, broken)
+    assert run(device, f"--cases '{case}' --splits 1,7,auto,size:100") == 1
     text = capsys.readouterr().out
-    assert text.startswith("FAIL    9/3/64 f16 1000")
-    assert fails(text, 8) or fails(text, 4), text  # by rows, or by requests, where nothing is left to share
-
-
-def test_a_fold_of_shards_in_another_order_fails(device, monkeypatch, capsys):
-    """Of three nodes or more: a sum of two does not tell."""
-
-    def reversed_gather(parts: Any) -> reference.PartialState:
-        whole = reference.gather(parts)
-        m, total, o = (np.ascontiguousarray(x[:, ::-1]) for x in (whole.m, whole.l, whole.o))
-        return reference.PartialState(whole.nodes, m, total, o, whole.span, whole.call, whole.sinks)
-
-    monkeypatch.setattr(fold, "gather", reversed_gather)
-    assert run(device, "--cases", "9/3/64 f16 2048", "--splits", "auto") == 1
-    text = capsys.readouterr().out
-    assert text.startswith("FAIL    9/3/64 f16 2048")
-    assert len(fails(text, 9)) == 1 and re.findall(r"^ +(\d+) .*: got ", text, re.MULTILINE) == ["9"], text
+    failed = set(re.findall(r"^ +(\d+) .*: (?:out|lse)\[[\d, ]+\]: got ", text, re.MULTILINE))
+    assert text.startswith(f"FAIL    {case}") and failed & properties, text

@@ -11,7 +11,6 @@ from support import FULL, differing, raising
 import zinc_attn as za
 from zinc_attn import reference
 from zinc_attn.cache import blocks, mover, rows
-from zinc_attn.cache.device_encoding import LEAST_ROWS, encodes_on_device
 from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.limits import BLOCK
@@ -104,13 +103,6 @@ def test_the_fitted_scales_of_iq4_nl(any_device):
     shape, k = za.AttnShape(1, 1, 96), np.random.default_rng(5).standard_normal((2, 8192, 1, 96), np.float32)
     with filled(any_device, shape, *k, "iq4_nl", 8192) as (cache, seq):
         assert not differing(cache.read_rows(seq, 0, 0, 8192), rows.encode(*k, shape, "iq4_nl"))
-
-
-def test_many_rows_of_a_quantized_cache_are_encoded_on_the_device():
-    for dtype, tokens in (("q8_0", LEAST_ROWS), ("q8_0", LEAST_ROWS // 2 + 1), ("f16/q4_0", 4096)):
-        assert encodes_on_device(dtype, tokens)
-    for dtype, tokens in (("q8_0", LEAST_ROWS // 2), ("f16", 4096), ("bf16/f32", 4096)):
-        assert not encodes_on_device(dtype, tokens)
 
 
 SHAPE = za.AttnShape(4, 2, 64, 96)

@@ -1,4 +1,7 @@
-"""Arithmetic "fused": the oracle's bits, whichever way a device rounds a product and its sum once, and refusals."""
+"""Arithmetic "fused": the oracle's bits, whichever way a device rounds a product and its sum once, and refusals.
+
+test_fuzz.py has caches, with sinks, a cap and partial states, and test_check.py keys that rows share.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +9,6 @@ from broken_shaders import break_kernels
 from support import make_inputs, same
 
 import zinc_attn as za
-from zinc_attn.canonical.partial import PartialStateError
 from zinc_attn.errors import WrongResultError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.runtime import multiply_add
@@ -30,34 +32,6 @@ def test_bits_of_every_kind_of_values(any_device, kind):
             same(got, emulate(q, k, v), (context, num_splits))
     if kind == "normal":
         assert np.any(got[0] != za.reference.emulate(q, k, v)[0])
-
-
-def test_a_cache(device):
-    """Prompt in pieces, rows that share keys, a fork, steps of decode, sinks and a window: the bits of the oracle."""
-    shape, rng = za.AttnShape(6, 2, 48, 40), np.random.default_rng(5)
-    q = rng.standard_normal((700, 6, 48), dtype=np.float32)
-    k, v = (rng.standard_normal((700, 2, n), dtype=np.float32).astype(np.float16) for n in (48, 40))
-    sinks = rng.standard_normal(6).astype(np.float32)
-    cache = za.KVCache(device, shape, 1, 4096, "f16", 64)
-    seq, attention = cache.new_sequence(), za.Attention(cache, sinks=sinks, window=600, **FUSED)
-    got, done = [], 0
-    for size in (640, 50, 9, 1):
-        rows = slice(done, done + size)
-        got.append(attention(q[rows], seq, 0, k=k[rows], v=v[rows]))
-        done += size
-    same([np.concatenate(got)], emulate(q, k, v, window=600, sinks=sinks)[:1])
-    twin, steps = seq.fork(), za.Attention(cache, sinks=sinks, cascade=True, **FUSED)
-    outs = steps([q[-8:], q[-1:]], [seq, twin], 0)
-    same(outs, [emulate(q[-8:], k, v, sinks=sinks)[0], emulate(q[-1:], k, v, sinks=sinks)[0]])
-    part = za.Attention(cache, sinks=sinks, **FUSED).partial
-    same(
-        za.fold([part(q[-1:], seq, 0, within=(0, 1)), part(q[-1:], seq, 0, within=(1, 2))]),
-        emulate(q[-1:], k, v, sinks=sinks),
-    )
-    other = za.Attention(cache, sinks=sinks).partial(q[-1:], seq, 0, within=(1, 2))
-    with pytest.raises(PartialStateError, match="parts of different calls"):
-        za.fold([part(q[-1:], seq, 0, within=(0, 1)), other])
-    cache.close()
 
 
 def test_every_way_has_the_bits(any_device, monkeypatch):

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from commands import records, refusal, run
+from commands import on, records, refusal, run
 from support import CPU_NATIVE
 
 from zinc_attn.canonical.state import F32
@@ -55,11 +55,11 @@ def test_a_drawn_part_with_other_bits_ends_the_run(cpu, monkeypatch):
 
 @pytest.mark.of_drivers
 def test_who_judges_is_said(device, cpu, capsys, tmp_path, monkeypatch):
-    options = "--device", device.info.index, "--runtime", device.runtime.name, "--out", tmp_path
+    options = on(device), "--out", tmp_path
     for named, judge in (((), "cpu"), (("--oracle", "numpy"), "numpy")):
         (row,) = records(capsys, SWEEP, *options, *named)
         assert (row["verified"], row["oracle"]) == ("bits", judge)
-    assert run("check --graph q8_0 --oracle cpu", *options[:4]) == 0
+    assert run("check --graph q8_0 --oracle cpu", options[0]) == 0
     assert "oracle: native code, whose bits drawn" in capsys.readouterr().err
     (row,) = records(capsys, SWEEP, "--device cpu --out", tmp_path)  # which is never judged by itself
     assert (row["verified"], row["oracle"]) == ("bits", "numpy")
@@ -68,4 +68,4 @@ def test_who_judges_is_said(device, cpu, capsys, tmp_path, monkeypatch):
     with ExitStack() as stack:
         assert open_oracle(stack, None, [device]) is None
     assert "oracle: NumPy (cpu: there is no C++ compiler" in capsys.readouterr().err
-    assert "there is no C++ compiler" in refusal(capsys, CHECK, *options[:4], "--oracle cpu")
+    assert "there is no C++ compiler" in refusal(capsys, CHECK, options[0], "--oracle cpu")

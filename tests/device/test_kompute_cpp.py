@@ -52,16 +52,3 @@ def test_the_program_has_the_oracles_bits(host, tmp_path):
     want, lse = za.reference.emulate(q, k, v)  # row i sees the tokens up to i
     assert np.array_equal(words[:, : 4 * 64], want.reshape(TOKENS, -1).view(np.uint32))
     assert np.array_equal(words[:, 4 * 64 :], lse.view(np.uint32))
-
-
-@pytest.mark.parametrize(
-    ("given", "code", "text"),
-    (
-        (["nothing", "1"], 1, "nothing/append.spv: got no SPIR-V, expected the folder of zinc-attn export\n"),
-        (["nothing", "1025"], 2, "usage: host SPIRV TOKENS, with 1 to 1024 tokens\n"),
-        ([], 2, "usage: host SPIRV TOKENS, with 1 to 1024 tokens\n"),
-    ),
-)
-def test_what_the_program_refuses(host, given, code, text):
-    done = subprocess.run([host, *given], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (code, text)

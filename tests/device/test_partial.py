@@ -23,7 +23,7 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
     with filled(device, shape, k, k, "f32") as (cache, seq):
         attn = za.Attention(cache)
         a, b, c = (attn.partial(q, seq, 0, within=(i, i + 1)) for i in range(3))
-        options = {"window": 1500}, {"scale": 0.5}, {"sinks": q[:, 0]}, {"alibi": q[:, 0]}
+        options = {"window": 1500}, {"scale": 0.5}, {"sinks": q[:, 0]}, {"alibi": q[:, 0]}, {"arithmetic": "fused"}
         foreign = [za.Attention(cache, **option).partial(q, seq, 0, within=(2, 3)) for option in options]
         foreign += [attn.partial(2 * q, seq, 0, within=(2, 3)), attn.partial(q, seq, 0, within=(2, 3), mask=mask)]
         for parts, text in (

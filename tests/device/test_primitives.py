@@ -5,10 +5,8 @@ import pytest
 from broken_shaders import break_kernels
 
 import zinc_attn as za
-from zinc_attn.canonical import constants, primitives
-from zinc_attn.canonical.state import pow2
 from zinc_attn.errors import WrongResultError
-from zinc_attn.kernels.declarations import NUMBERS, PRIMITIVES, RESULTS
+from zinc_attn.kernels.declarations import PRIMITIVES
 from zinc_attn.runtime.device import load_spirv
 from zinc_attn.runtime.primitives import check_primitives
 
@@ -59,20 +57,3 @@ def test_another_result_is_a_refusal(device, tmp_path, monkeypatch, what):
                 cache.append(seq, 0, one, one)
             assert said in str(refused.value)
         assert seq.lengths == (0,)
-
-
-def test_the_numbers_tell_drivers_apart():
-    """Half of the float16 are denormal, of either sign, and fused products and sums show in a weight."""
-    numbers = primitives.numbers()
-    results = primitives.results(numbers)
-    assert set(numbers) == set(NUMBERS) and set(results) == set(RESULTS)
-    word = numbers["word"].view(np.uint32)
-    halves = np.stack([word & 0xFFFF, word >> 16])
-    assert np.all(np.count_nonzero((halves & 0x7C00 == 0) & (halves & 0x3FF != 0), axis=1) >= primitives.ROWS // 2 - 1)
-    assert all(np.any(results[name] < 0) and np.any(results[name] > 0) for name in ("low", "high", "product"))
-    assert all(np.isfinite(x).all() for x in results.values())
-    score, m, x = numbers["score"], numbers["m"], numbers["score"] - np.rint(numbers["score"])
-    fused = np.full_like(x, constants.EXP2_POLY[-1])
-    for c in reversed(constants.EXP2_POLY[:-1]):
-        fused = (fused.astype(np.float64) * x + np.float64(np.float32(c))).astype(np.float32)
-    assert np.any(fused * pow2(np.rint(score) - m) != results["weight"])

@@ -1,74 +1,34 @@
-"""The manifest against the declarations and functions that it describes, and its files. No Vulkan device."""
+"""An export: its numbers and names, and its files, which are written in whole and refused where one was changed."""
 
 import ast
-import itertools
+import json
+import os
+import shutil
 from dataclasses import asdict
-from itertools import pairwise
-from types import SimpleNamespace
-from unittest import mock
+from pathlib import Path
 
-import numpy as np
 import pytest
-from support import GPU
+from commands import run
 
-from zinc_attn import limits
-from zinc_attn.cache import rows
-from zinc_attn.cache.layer_storage import HeadSlice, LayerStorage
 from zinc_attn.cache.mover import PageGeometry
-from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import PagedStorage, Tensors, Workspace
+from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
 from zinc_attn.kernels.dispatches import AttendVariant, copy_call, merge_call, move_call
-from zinc_attn.planning.call import SubmissionPlanner
-from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
-from zinc_attn.planning.splits import SplitPlan, plan_splits
-from zinc_attn.planning.submission import RowSlice
-from zinc_attn.runtime.device import Device
-from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
-from zinc_attn.storage import STORAGE, storage_types
-from zinc_attn.tools.export import describe, evaluate, evaluate_all
+from zinc_attn.planning.splits import plan_splits
+from zinc_attn.shapes import TILES, AttnShape, row_strides, strided_format
+from zinc_attn.storage import STORAGE
+from zinc_attn.tools import export
+from zinc_attn.tools.export import ManifestError, describe, evaluate, evaluate_all, load_manifest
+from zinc_attn.tools.export.files import sealed
 
-SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
-WIDE = [
-    AttnShape.parse(s) for s in ("32/8/192/128", "20/1/576/512/latent", "17/1/72", "6/3/65/33", "3/1/513/513/latent")
-]
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128")]
+OTHERS = "64/8/64 9/3/64 16/1/512 10/1/80 32/8/192/128 20/1/576/512/latent 17/1/72 6/3/65/33 3/1/513/513/latent"
+NUMBERED = [*SHAPES, *map(AttnShape.parse, OTHERS.split())]
 
 
-@pytest.fixture(scope="module")
-def manifest():
-    return describe.manifest(SHAPES[:1], compute_units=64)
-
-
-def test_every_name_has_a_description_and_no_description_is_left_over():
-    """After a failure describe the new name in the section of zinc_attn/kernels/contract.ini that is named."""
-    names = {f"work.{record}": set(getattr(kernels, record.upper())) for record in describe.RECORDS}
-    for decl in kernels.KERNELS:
-        for what, listed in (("bindings", [b.name for b in decl.bindings]), ("constants", decl.constant_names)):
-            names.setdefault(f"{decl.family}.{what}", set()).update(listed)
-        names[f"{decl.family}.grid"] = set("xyz")
-    names |= {"constants": set(describe.declared_constants()), "encodings": set(STORAGE)}
-    assert {section: set(meanings(section)) for section in names} == names
-    fields = {f"{record}.{word}" for record in describe.RECORDS for word in names[f"work.{record}"]}
-    assert set(meanings("types")) <= fields
-
-
-def test_kernels_and_records_are_the_declarations(manifest):
-    """The places that the C hosts do not read, which go by a number's name."""
-    for name in describe.RECORDS:
-        fields = [(entry["name"], entry["word"], entry["byte"]) for entry in manifest["work"][name]["fields"]]
-        assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
-    for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
-        bindings = [(entry["binding"], entry["name"], entry["access"]) for entry in kernel["bindings"]]
-        assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
-        places = [(entry["id"], entry["offset"], entry["name"]) for entry in kernel["specialization_constants"]]
-        assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
-        sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
-        local_size = [sizes.get(decl, "32"), "1", "1"]
-        assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
-
-
-def test_no_formula_uses_a_name_that_is_not_explained(manifest):
+def test_no_formula_uses_a_name_that_is_not_explained():
+    manifest = export.manifest()
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*meanings("inputs"), *formulas("sizes"), *formulas("quantities"), *functions, *fixed}
@@ -86,185 +46,116 @@ def test_no_formula_uses_a_name_that_is_not_explained(manifest):
     assert set(meanings("inputs")) <= used
 
 
-def names_of(shape, dtype, page_size, kv_layout="tiles"):
-    names = {**asdict(shape), "latent": int(shape.latent), **describe.storage_names(dtype), "page_size": page_size}
-    names["nhd"] = int(kv_layout == "NHD")
-    return {**names, **evaluate_all(formulas("sizes"), names)}
-
-
 @pytest.mark.parametrize("dtype", (*STORAGE, "q5_1/q4_0"))
 @pytest.mark.parametrize(("page_size", "kv_layout"), ((1, "tiles"), (256, "tiles"), (1, "NHD"), (256, "NHD")))
 def test_numbers_of_a_shape(dtype, page_size, kv_layout):
-    """The manifest's are those of the formulas, and of the package's own rows, pages and dispatches."""
-    for shape in SHAPES + WIDE:
+    """The manifest's are those of the package's own rows, states and dispatches."""
+    for shape in NUMBERED:
         if "/" in dtype and shape.latent:
             continue
-        n, strides = names_of(shape, dtype, page_size, kv_layout), TILES
-        row, filled = row_format(shape, dtype), shape.kv_bytes_per_token(dtype)
+        numbers, strides = describe._shape(shape, dtype, page_size, 64, kv_layout), TILES
+        token_bytes = shape.kv_bytes_per_token(dtype)
         if kv_layout == "NHD":
             strides = row_strides(shape, dtype)
-            row = strided_format(strides, shape.latent)
-            filled = 4 * shape.kv_heads * row.words
-        numbers = describe._shape(shape, dtype, page_size, 64, kv_layout)
-        assert (
-            AttnShape.parse(numbers["shape"]) == AttnShape(**{name: numbers[name] for name in asdict(shape)}) == shape
-        )
-        assert numbers["sizes"] == {name: n[name] for name in formulas("sizes")}
-        assert numbers["kv_bytes_per_token"] == 4 * n["token_words"] == filled
-        assert numbers["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
-        assert (n["k_stride"], n["v_stride"]) == strides and (n["v_page_words"] == 0) == shape.latent
-        for name in ("group", "head_chunks", "heads_per_workgroup", "value_slice", "k_dim", "v_dim"):
-            assert n[name] == getattr(shape, name), (str(shape), name)
-        assert {name: n[name] for name in asdict(row)} == asdict(row)
-        assert (n["k_words"], n["v_words"]) == (row.k_words, row.v_words)
-        pages = PageGeometry(shape, dtype, n["tile"], n["page_tiles"], strides)
-        assert n["token_words"] == pages.row_words
-        for name, words in zip(("k_page_words", "v_page_words"), pages.tile_words, strict=True):
-            assert n[name] == shape.kv_heads * n["page_tiles"] * words
-        plan = plan_splits(100000, shape)
-        call = {"kind": "gpu", "context_len": 100000, "rows": 1, "q_len": 1, "window": 0}
-        states = evaluate_all(formulas("quantities"), {**n, **call})
-        assert evaluate(formulas("buffers")["states"][0], {**n, **states}) == plan.scratch_bytes
+            token_bytes = 4 * shape.kv_heads * strided_format(strides, shape.latent).words
+        assert AttnShape(**{name: numbers[name] for name in asdict(shape)}) == shape
+        assert numbers["kv_bytes_per_token"] == token_bytes
+        names = {**asdict(shape), **numbers["sizes"], "kind": "gpu", "context_len": 100000, "q_len": 1, "rows": 1}
+        names |= evaluate_all(formulas("quantities"), names | {"window": 0})
+        assert evaluate(formulas("buffers")["states"][0], names) == plan_splits(100000, shape).scratch_bytes
+        tile, page_tiles = (numbers["sizes"][name] for name in ("tile", "page_tiles"))
+        copied = PageGeometry(shape, dtype, tile, page_tiles, strides).tile_words
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):
-            calls = [
-                merge_call(shape, device, 1),
-                move_call(kernels.APPEND_KERNEL, shape, dtype, n["tile"], 1, shape.kv_heads, strides),
-            ]
-            programs = [(call.decl, call.spec) for call in (*calls, copy_call(pages.tile_words, 1, 1))]
-            programs.append(AttendVariant(shape, dtype, device, n["tile"], strides=strides).program())
-            for decl, values in programs:
+            moved = move_call(kernels.APPEND_KERNEL, shape, dtype, tile, 1, shape.kv_heads, strides)
+            calls = merge_call(shape, device, 1), moved, copy_call(copied, 1, 1)
+            attend = AttendVariant(shape, dtype, device, tile, strides=strides).program()
+            for decl, values in (attend, *((call.decl, call.spec) for call in calls)):
                 result = numbers["kinds"][kind]["specialization"][decl.family]
                 assert tuple(result[name] for name in decl.spec) == values
 
 
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported")
+    return folder, export.export(folder, SHAPES[:1], compute_units=64)
+
+
+@pytest.fixture
+def folder(exported, tmp_path):
+    """A copy of an export that a test may damage."""
+    return Path(shutil.copytree(exported[0], tmp_path / "out"))
+
+
+def test_export_and_load(folder, exported):
+    assert load_manifest(folder) == load_manifest(folder / "manifest.json") == exported[1]
+    export.export(folder, [SHAPES[1]], dtype="q8_0", page_size=16)  # over the old one
+    assert [s["dtype"] for s in load_manifest(folder)["shapes"]] == ["q8_0"]
+    assert sorted(os.listdir(folder)) == sorted({"manifest.json", *(d.file for d in kernels.KERNELS)})
+
+
+def test_a_failed_write_leaves_the_old_files(folder, monkeypatch):
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    def replace(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(ArgumentError, match="No space left on device; choose another directory"):
+        export.export(folder, [SHAPES[1]])
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 10; export again with the zinc-attn that reads it"
+
+
+def changed(**change):
+    """A function that makes a manifest of another one, with a checksum that fits."""
+    return lambda data: sealed(json.dumps({**json.loads(data), **change}).encode())
+
+
+def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    for index in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:index] + bytes([text[index] ^ 1 << int(rng.integers(0, 8))]) + text[index + 1 :])
+        with pytest.raises(ManifestError):
+            load_manifest(folder)
+    path.write_bytes(text + b" ")
+    with pytest.raises(ManifestError, match="its manifest_sha256 is not that of its bytes; the file was changed"):
+        load_manifest(folder)
+
+
 @pytest.mark.parametrize(
-    "shape,units", [*((s, 64) for s in SHAPES + WIDE[:2]), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str
+    "name,damaged,message",
+    (
+        ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
+        *(
+            ("manifest.json", changed(version=version), REFUSED.format("zinc_attn export", version))
+            for version in (1, True)
+        ),
+        ("manifest.json", changed(format="other"), REFUSED.format("other", 10)),
+        ("manifest.json", changed(kernels=[{"file": "gone.spv"}]), r"gone\.spv: cannot be read: No such file"),
+        ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
+        ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
+        ("manifest.json", lambda data: b"[]", r"got format \[\]"),
+        ("manifest.json", lambda data: data.replace(b'"manifest_', b'"another_', 1), "it has no manifest_sha256 of 64"),
+        ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
+    ),
 )
-def test_the_split_rule(shape, units):
-    """Its formulas, for several query rows and windows."""
-    for context, (q_len, window) in itertools.product(
-        (0, 1, 512, 513, 8192, 131072, limits.MAX_CONTEXT), ((1, 0), (4, 0), (1, 100), (3, 5000))
-    ):
-        plan = plan_splits(context, shape, units, q_len, window or None)
-        names = {**names_of(shape, "f16", 256), "kind": "gpu", "compute_units": units, "q_len": q_len, "rows": q_len}
-        names |= {"context_len": context, "window": window}
-        names |= evaluate_all(formulas("quantities"), names)
-        names |= evaluate_all(formulas("split_rule"), names)
-        assert names["splits"] == plan.num_splits, context
-        starts = [names["first_node"] + i * names["nodes"] // names["splits"] for i in range(names["splits"] + 1)]
-        assert list(pairwise(starts)) == plan.node_ranges()
-        told = describe._shape(shape, "f16", 256, units, "tiles")["most_splits"]
-        assert q_len > 1 or told == names["most_splits"]
+def test_load_refuses_what_is_damaged(folder, name, damaged, message):
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged(data))
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(folder)
 
 
-@pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
-@pytest.mark.parametrize("layout", ({}, {"num_splits": 1}, {"num_splits": 7}))
-@pytest.mark.parametrize("window,sinks", ((0, False), (1, True), (130, False), (5000, True)))
-def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
-    """Items, row records, header and grids, against what a recorded call writes and dispatches."""
-    shape, masks = SHAPES[3], {"q_len": q_len, "window": window or None}
-    rule = plan_splits(context, shape, **masks)
-    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else rule
-    scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
-    written, steps = recorded(plan, scoring)
-    names = names_of(shape, "f16", 64) | {"kind": "gpu", "context_len": context, "q_len": q_len, "window": window}
-    names |= {"rows": q_len, "splits": plan.num_splits, "appends": 0, "table_words": 1, "layer": 0, "pages": 1}
-    names |= evaluate_all(formulas("quantities"), names)
-    names |= {"mask_words": 0}
-    single_pass = names["single_pass"]
-    items, records = {}, []
-    for row in range(q_len):
-        limit = max(context - q_len + 1 + row, 0)
-        seen = {"row": row, "limit": limit, "first": max(limit - window, 0) if window else 0}
-        seen["row_nodes"] = max(-(-limit // 512), single_pass)
-        for split in range(plan.num_splits):
-            known = {**names, **seen, "split": split, "page_table": written["table"]}
-            known["node_begin"] = evaluate(formulas("work.item")["node_begin"][0], known)
-            item = [evaluate(formulas("work.item")[word][0], known) for word in kernels.ITEM]
-            if known["node_begin"] < item[list(kernels.ITEM).index("node_end")]:
-                items[split, row] = item
-        record = [evaluate(formulas("work.row")[word][0], {**names, **seen}) for word in kernels.ROW]
-        records.append([value % 2**32 for value in record])  # the position is an int32
-    names |= {"items": len(items), "vectors": names["heads_per_workgroup"]}
-    assert written["items"] == [items[key] for key in sorted(items)], "rows of a split are neighbors"
-    assert written["rows"] == records
-    assert 4 * written["words"] == evaluate(formulas("buffers")["work"][0], names)
-    floats = {"score_scale", "softcap", "softcap_inverse"}
-    cache = {"page_shift", "page_tiles"}  # of the one page that holds everything
-    for word in set(kernels.HEADER) - floats - cache:
-        assert written["header"][word] == evaluate(formulas("work.header")[word][0], names), word
-    grids = {d.kernel.decl.name: d.groups for d in steps}
-    for kernel in kernels.KERNELS:
-        told = tuple(evaluate(count, names) for count in kernel.grid if kernel.name in grids)
-        assert grids.get(kernel.name, ()) == told
-    assert ("attend" in grids, "merge" in grids) == (bool(items), plan.states != 1)
-
-
-def recorded(plan, scoring):
-    """The words of a call's work buffer and its dispatches, on a runtime that computes nothing; no size is rounded."""
-    shape, layout = plan.shape, SplitLayout.of(plan)
-    request = Request(plan.q_len, plan.context_len, 0, np.zeros(1, np.uint32))
-    options = CallOptions(lambda *_: layout, scoring.window, cascade=False)
-    planner = SubmissionPlanner([request], [layout], options, CallFacts(GPU, shape, 64))
-    submission = planner.plan((RowSlice(0, 0, plan.q_len),), ())
-    sizes = {"items": len(submission.items), "rows": plan.q_len, "tables": 1, "states": plan.states * plan.q_len}
-    runtime = SimpleNamespace(
-        buffer=lambda nbytes, use: SimpleNamespace(nbytes=nbytes, use=use),
-        write=lambda buffer, words: None,
-        kernel=lambda decl, spirv, spec: SimpleNamespace(decl=decl, spec=spec),
-        info=GPU,
-    )
-    storage = LayerStorage(0, 0, (HeadSlice(0, shape.kv_heads, None, None),))
-    pages, key = PagedStorage(Device(runtime), PageGeometry(shape, "f16", 64, 1), [storage]), submission.key
-    key = key._replace(**sizes)
-    tensors = Tensors.of(key, pages, lambda name, words, use: runtime.buffer(4 * words, use))
-    workspace = Workspace.make(key, pages, scoring, tensors)
-    workspace.fill(submission, 0)
-    with mock.patch("zinc_attn.runtime.device.check_primitives"):
-        steps = workspace.dispatches(0)
-    words = workspace.work.words.tolist()
-    header = dict(zip(kernels.HEADER, words, strict=False))
-    row_table, table = header["row_table"], header["append_table"]
-    items = range(kernels.HEADER_WORDS, row_table, kernels.ITEM_WORDS)
-    plans = {
-        "words": len(words),
-        "header": header,
-        "items": [words[offset : offset + len(kernels.ITEM)] for offset in items],
-        "rows": [words[offset : offset + kernels.ROW_WORDS] for offset in range(row_table, table, kernels.ROW_WORDS)],
-        "table": table,
-    }
-    return plans, steps
-
-
-INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
-APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
-def test_row_index_maps(rng, dtype, shape):
-    """A bit that is flipped where they say changes the value or the block of 32 that is stored there, and no other.
-
-    tests/device/test_manifest.py compares the places in a cache with these.
-    """
-    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    kinds, index = storage_types(dtype), meanings("rows.index")
-    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
-    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
-    before = rows.decode(words, shape, dtype)
-    for which, kind in enumerate(kinds[: 1 if shape.latent else 2]):
-        x, size = "kv"[which], before[which].shape[2]
-        last = size - 1 - (size % 32 == 1)  # a block of one value has a scale of 0 in some types
-        places = [(f"{x}_word", f"{x}_bit", 1), (f"{x}_word", f"{x}_bit + {kind.bits - 1}", 1)]
-        places += [(f"{x}_scale_word", f"{x}_scale_bit + 13", 32)] * (kind.halves > 0)
-        places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
-        for (row, head, dim), (word, bit, width) in itertools.product({(0, 0, 0), (2, 1, last), (1, 0, 31)}, places):
-            known = {**names, "row": row, "kv_head": head, "dim": dim}
-            known["row_at"] = evaluate(index["row_at"], known)
-            name, _, more = bit.partition(" + ")
-            changed = words.copy()
-            place = evaluate(index[name], known) + int(more or 0)
-            changed.reshape(-1)[evaluate(index[word], known)] ^= np.uint32(1 << place)
-            differs = np.argwhere(rows.decode(changed, shape, dtype)[which] != before[which])
-            assert len(differs) and {(r, h, d // width) for r, h, d in differs} == {(row, head, dim // width)}
+def test_command_line(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run("export", out, "--shape '16/2/256, 9/3/64' --page-size 64 --json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == load_manifest(out)
+    assert captured.err.startswith(f"written: {out / 'manifest.json'} and 7 SPIR-V modules (")
+    assert [(s["shape"], s["page_size"]) for s in load_manifest(out)["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]

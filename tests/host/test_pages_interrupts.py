@@ -1,21 +1,19 @@
 """An interrupt before any bytecode, or two, leaves a call on page tables done or not done, and loses no page."""
 
 import ast
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from interrupts import files, opcodes
+from interrupts import files
 from page_tables import Append, append, check_counts, interrupt_everywhere
-from support import raising
 
 import zinc_attn as za
 from zinc_attn.cache.pages import PagePool
-from zinc_attn.cache.sequence_pages import SequencePages
+from zinc_attn.cache.rows import NO_ROWS
+from zinc_attn.cache.sequence_pages import SequencePages, State
 from zinc_attn.cache.transaction import Transaction
-from zinc_attn.runtime.registry import Keeper, Registry
 
 WHERE = files("cache/pages.py", "cache/sequence_pages.py", "cache/transaction.py", "runtime/registry.py")
 
@@ -56,6 +54,7 @@ INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
     "commit": lambda seq, fork: _with(fork),
     "all layers": lambda seq, fork: Append(fork, 1, 30, (0,)).commit(),
     "within a page": lambda seq, fork: Append(seq, 1, 7).commit(),
+    "behind an interrupted commit": lambda seq, fork: Append(seq, 0, 30).commit(),
     "rollback": lambda seq, fork: _with(fork, fail=True),
     "batch": _batch,
     "keep": lambda seq, fork: _keep(fork),
@@ -73,8 +72,12 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         seq = SequencePages(PagePool(12, 16), 2)
         append(seq, 40)
         fork = seq.fork()
-        if name in ("within a page", "retract"):  # in the middle of a step, behind the pages that the two share
+        if name in ("within a page", "retract", "behind an interrupted commit"):  # within a step, on its own page
             Append(seq, 0, 7).commit()
+        if name == "behind an interrupted commit":  # which was made, and whose end did not come
+            change = Append(seq, 1, 7)
+            seq.prepare(State(change.place.table, change.place.lengths, False, NO_ROWS, False), change.mark)
+            change.mark.made = True
         return [seq, fork]
 
     def seen(seqs: list[SequencePages]) -> Any:
@@ -99,37 +102,10 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
     assert interrupt_everywhere(WHERE, world, INTERRUPTED[name], seen, check) > 30
 
 
-def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
-    interrupted = raising(KeyboardInterrupt)
-    pool = PagePool(4, 16)
-    seq = SequencePages(pool, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(SequencePages, "end_commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            Append(seq, 0, 5).commit()
-    assert seq.lengths == [5, 0]
-    reservation = Append(seq, 1, 5)
-    prepare = SequencePages.prepare
-    with monkeypatch.context() as patch:
-        patch.setattr(SequencePages, "prepare", lambda *args: interrupted(prepare(*args)))
-        with pytest.raises(KeyboardInterrupt):
-            reservation.commit()
-    reservation.rollback()
-    assert seq.lengths == [5, 0]
-    Append(seq, 1, 5).commit()
-    assert seq.lengths == [5, 5] and pool.free_pages == 3
-    check_counts(pool, [seq])
-
-
 # --- where an object dies no bytecode runs: Python would report a Ctrl-C there, and not raise it --------------
 
 PACKAGE = Path(za.__file__).parent
 IN_PYTHON = {"WeakSet", "WeakKeyDictionary", "WeakValueDictionary", "WeakMethod", "finalize", "__del__"}
-
-
-class Thing:
-    """Something that dies."""
 
 
 def test_callbacks_are_methods_of_c():
@@ -144,20 +120,3 @@ def test_callbacks_are_methods_of_c():
                 if name == "ref" or name.endswith("Tie"):
                     called.add(getattr(node.args[1], "attr", path))
     assert called == {"append", "pop"}
-
-
-def test_what_is_kept_goes_with_what_needs_it():
-    keeper, things, needed = Keeper(), [Thing(), Thing()], Thing()
-    registry: Registry[Thing] = Registry()
-    for thing in (*things, needed):
-        registry.add(thing)
-    for thing in things:
-        keeper.keep(thing, needed)
-    del thing, needed
-    things[0].itself = things[0]  # type: ignore[attr-defined]  # a cycle, which the collector finds
-    assert opcodes(things.clear, files("runtime/registry.py")) == 0
-    assert len([*registry]) == 2 and len(registry.dead) == 1
-    assert opcodes(gc.collect, files("runtime/registry.py")) == 0
-    assert [*registry] == [] and not keeper._kept
-    registry.purge()
-    assert not registry._references and not registry.dead
