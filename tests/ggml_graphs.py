@@ -290,6 +290,7 @@ GRAPHS = FUSED | {
     "several submissions": "SCALE(x[16,3]) " * 4 + " ".join(f"ADD({i}, x)" for i in range(600)),  # four chains
     "gate, whose reader's weights are ggml's": "MUL_MAT(W, x[256,3]) MUL_MAT(W, x) GLU(0, 1) MUL_MAT(A, 2)",
     "gate beside ggml's weights": "SCALE(y[256,3]) MUL_MAT(W, x[256,3]) MUL_MAT(A, x) GLU(1, 2) MUL_MAT(W, 3)",
+    "gate beside weights at another offset": "MUL_MAT(W, x[256,3]) MUL_MAT(M, x) GLU(0, 1) MUL_MAT(W, 2)",
     "gates of experts": "SCALE(x[256,1,3]) MUL_MAT_ID(B, 0, H3)[256,2,3] MUL_MAT_ID(B, 0, H3)[256,2,3] GLU(1, 2) "
     "MUL_MAT_ID(B, 3, H3)[256,2,3]",
     "a norm in place of a product's row": "RMS_NORM(x[256])! MUL(0, a[256]) MUL_MAT(G, 1)[64] ADD(0, a)",

@@ -15,7 +15,6 @@ import urllib.request
 import pytest
 from c_host import WRAPPED
 from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, llama_random, run, serving
-from validated import SETTINGS, needs_layer
 
 pytestmark = pytest.mark.llama
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
@@ -160,19 +159,6 @@ def test_a_step_has_the_logits_of_one_split_at_any_depth(hybrid, tmp_path):
     assert {row["layout"] for row in rows} == {"auto", "1", "none"}
     assert {row["logits"] for row in rows if row.get("logits")} == {"0a302ab36fa467b0", "4915cb47743a2532"}
     assert (tmp_path / "llama-sweep.png").stat().st_size > 10_000
-
-
-def test_models_of_two_threads_have_the_logits_of_one(tmp_path):
-    """Through llama-cpp-python: one decodes while the other opens models, and both open their first one at once."""
-    of_experts = llama_random.Model("qwen3moe", 4, 256, 320, 8, 2, 128, 128, 1e4, 512, 8, 4)
-    models = llama_random.Model("llama", 4, 256, 320, 4, 2, 64, 64, 1e4, 512), of_experts
-    files = [tmp_path / f"{model.arch}.gguf" for model in models]
-    for model, file in zip(models, files, strict=True):
-        llama_random.write(model, "small", 4, file)
-    told = {"LLAMA_CPP_LIB_PATH": str(BIN), "PYTHONPATH": str(ROOT)}
-    done = run(sys.executable, ROOT / "tests" / "llama_threads.py", *files, **told)
-    assert (done.returncode, done.stdout) == (0, "none\n"), done.stdout + done.stderr[-2000:]
-    assert done.stderr.count("ggml-zinc: ZINC0 is") == 1, done.stderr  # opened once
 
 
 def test_a_program_of_scripts_llama_has_the_device_unless_another_is_named(small):
@@ -324,14 +310,6 @@ def failing(tmp_path_factory):
     return built(folder, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"), [("vkQueueSubmit:9:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")]
-)
-def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(failing, small, fault, reason):
-    done = run(OURS / "digests", small, "f16", 130, "ubatch 512", library=failing, EMBED_FAIL=fault)
-    assert done.returncode == 1 and reason in done.stderr
-
-
 @pytest.mark.parametrize("fault", ["vkQueueSubmit:12:-1", "vkBeginCommandBuffer:12:-2"])
 def test_a_failed_call_ends_its_request_of_a_server_and_no_other(failing, small, fault, monkeypatch):
     monkeypatch.setenv("GGML_BACKEND_PATH", str(failing))
@@ -370,16 +348,6 @@ def test_a_kit_proves_this_device_without_this_clone(tmp_path):
     assert [fault["variation"] for fault in row["faults"]] == [
         f"{way}, 1500 tokens before" for way in ("split rule", "one split", "no matrix units")
     ]
-
-
-@needs_layer
-def test_the_validation_layer_is_silent_over_a_prompt_and_ten_steps(small, tmp_path):
-    settings, log = tmp_path / "vk_layer_settings.txt", tmp_path / "log"
-    settings.write_text(SETTINGS.format(log=log))
-    layer = {"VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation", "VK_LAYER_SETTINGS_PATH": str(settings)}
-    few = ("-p", "130", "-n", "10", "-r", "1", "-t", "1", "--no-warmup", "-ngl", "99", "-fa", "on")
-    done = run(BIN / "llama-bench", "-m", small, "-dev", "ZINC0", *few, **layer)
-    assert done.returncode == 0 and log.read_text() == "" and "VUID" not in done.stderr
 
 
 def test_without_a_device_the_reason_is_said_and_llama_goes_on():

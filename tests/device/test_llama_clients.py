@@ -34,6 +34,15 @@ const answer = async (prompt) => {
 console.log(JSON.stringify(await Promise.all(JSON.parse(process.argv[3]).map(answer))));
 process.exit(0);
 """
+PYTHON = """
+import itertools, json, sys
+from llama_cpp import Llama
+from zinc_attn.integrations import llama_cpp
+llama_cpp.load()
+model = Llama(sys.argv[1], n_gpu_layers=-1, flash_attn=True, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+prompts = [model.tokenize(prompt.encode()) for prompt in json.loads(sys.argv[2])]
+print(json.dumps([[*itertools.islice(model.generate(prompt, temp=0), 8)] for prompt in prompts]))
+"""
 PROMPTS = ("Once upon a time", "The capital of France is", "def fibonacci(n):", "Once upon a time")
 
 
@@ -88,6 +97,13 @@ def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
     assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
     said = [line for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
     assert len(said) == 2 and said[1].endswith("the promise holds"), said
+
+
+def test_llama_cpp_python_has_the_tokens_of_llama_server(answers):
+    done = run(
+        *(sys.executable, "-c", PYTHON, MODEL, json.dumps(PROMPTS)), LLAMA_CPP_LIB_PATH=str(BIN), PYTHONPATH=str(ROOT)
+    )
+    assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
 
 
 def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
