@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from graph_harness import same
 
+from zinc_attn.canonical.state import as_input
 from zinc_attn.graph import blocks, moves
-from zinc_attn.graph.declarations import GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
+from zinc_attn.graph.declarations import FIT, GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.storage import STORAGE
@@ -219,3 +220,16 @@ def test_rows_of_weights(any_device, rng, kind):
     )
     values = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
     same(got, moves.get_rows(values[None], ids))
+
+
+@pytest.mark.parametrize(("dims", "filled"), ((40, 48), (64, 64), (5, 3)))
+def test_q_as_attention_reads_it(any_device, dims, filled, rng):
+    """Rows of another length, in another order, with zeros for small magnitudes."""
+    x = rng.standard_normal((2, 3, 7, dims), np.float32) * np.exp2(rng.integers(-120, 40, dims)).astype(np.float32)
+    x[0, 0, 0, :3] = -0.0, 2.0**-40, np.nan
+    permuted = x.transpose(0, 2, 1, 3)
+    want = np.zeros((*permuted.shape[:3], filled), np.float32)
+    want[..., :dims] = as_input(permuted)[..., :filled]
+    values = {"x": tensor(permuted), "y": tensor(want), "least": 2.0**-40}
+    (got,) = run(any_device.runtime, FIT, (x,), (want.size,), **values)
+    assert np.array_equal(got, want.reshape(-1).view(np.uint32))

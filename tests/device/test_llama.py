@@ -253,53 +253,36 @@ SHARED = (
     r"another device has a part of the model \(.*\); logits may depend on the batch: "
     "expected -ngl 99 and no -ot, or libzinc_cpu.so beside libggml-zinc.so"
 )
+OFF = "flash attention is off, so that results depend on where keys lie; expected -fa on"
+ELSEWHERE = r"attention is left to another device and its bits: the KV cache is not on ZINC0: .* no --no-kv-offload"
 NO_PART = "-ngl 99", "-ngl 99 -ot ^token_embd=CPU"  # of a model with an output of its own
 PARTS = ("-ngl 0", "-ngl 2", *(f"-ngl 99 {told}" for told in ("-ncmoe 2", "-ncmoe 99", "-ot exps=CPU")))
 PARTS += tuple(f"-ngl 99 -ot {name}=CPU" for name in ("ffn_down_exps", "output_norm"))
 
 
 @pytest.mark.parametrize(
-    ("of_hybrid", "told", "reason"),
+    ("processor", "of_hybrid", "told", "reason"),
     [
-        *((True, f"{told} -fa on", WHOLE) for told in NO_PART),
-        *((True, f"{told} -fa on", SHARED) for told in PARTS),
-        (False, "-ngl 99 -fa on", WHOLE),
-        (False, "-ngl 99 -fa on -ot token_embd=CPU", SHARED),
-        (False, "-ngl 99 -fa off", "flash attention is off, so that results depend on where keys lie; expected -fa on"),
-        (
-            False,
-            "-ngl 99 -fa on -nkvo 1",
-            "attention is left to another device and its bits: the KV cache is not on ZINC0: -ngl 99, and no "
-            "--no-kv-offload",
-        ),
+        *((False, True, f"{told} -fa on", WHOLE) for told in NO_PART),
+        *((False, True, f"{told} -fa on", SHARED) for told in PARTS),
+        *((True, True, f"{told} -fa on", WHOLE) for told in (*PARTS, "-ngl 99 -nkvo 1")),
+        (False, False, "-ngl 99 -fa on", WHOLE),
+        (False, False, "-ngl 99 -fa on -ot token_embd=CPU", SHARED),
+        (False, False, "-ngl 99 -fa off", OFF),
+        (False, False, "-ngl 99 -fa on -nkvo 1", ELSEWHERE),
     ],
 )
-def test_what_runs_where_is_said_in_a_line(small, hybrid, of_hybrid, told, reason):
+def test_what_runs_where_is_said_in_a_line(small, hybrid, processor, of_hybrid, told, reason):
+    """With the processor, nothing that stays on the CPU is another device's."""
     few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup")
     command = BIN / "llama-bench", "-m", hybrid if of_hybrid else small, "-dev", "ZINC0", *few, *told.split()
-    done = run(*command, ZINC_ATTN_CPU="0")
+    done = run(*command, **({} if processor else {"ZINC_ATTN_CPU": "0"}))
     said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
-    assert done.returncode == 0 and said[0].endswith("; it takes a model with --device ZINC0 -ngl 99 -fa on")
-    assert len(said) == 2 and re.fullmatch(reason, said[1]), said
-
-
-@pytest.mark.parametrize("told", [*PARTS, "-ngl 99 -nkvo 1"])
-def test_what_the_processor_has_is_no_other_device_s(hybrid, told):
-    few = ("-p", "2", "-n", "0", "-r", "1", "-t", "1", "--no-warmup", "-fa", "on")
-    done = run(BIN / "llama-bench", "-m", hybrid, "-dev", "ZINC0", *few, *told.split())
-    said = [line.removeprefix("ggml-zinc: ") for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
-    assert len(said) == 2 and re.fullmatch(WHOLE, said[1]), said
+    assert processor or said[0].endswith("; it takes a model with --device ZINC0 -ngl 99 -fa on")
+    assert done.returncode == 0 and len(said) == 2 and re.fullmatch(reason, said[1]), said
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
-
-
-def built(folder, *options):
-    """The back end, built otherwise than scripts/llama does."""
-    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}")
-    run("cmake", "-B", folder, *source, *options)
-    run("cmake", "--build", folder, "--target", "ggml-zinc")
-    return folder / "libggml-zinc.so"
 
 
 @pytest.fixture(scope="session")
@@ -307,7 +290,10 @@ def failing(tmp_path_factory):
     """The back end with calls of Vulkan that fail where EMBED_FAIL says."""
     folder = tmp_path_factory.mktemp("failing")
     run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", folder / "shim.o")
-    return built(folder, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
+    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}")
+    run("cmake", "-B", folder, *source, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
+    run("cmake", "--build", folder, "--target", "ggml-zinc")
+    return folder / "libggml-zinc.so"
 
 
 @pytest.mark.parametrize("fault", ["vkQueueSubmit:12:-1", "vkBeginCommandBuffer:12:-2"])
