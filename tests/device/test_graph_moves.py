@@ -206,20 +206,11 @@ def test_rows_of_weights(any_device, rng, kind):
     ids = rng.integers(0, rows - 2, (1, 2, 5)).astype(np.int32)
     ids[0, 0, 0], ids[0, 1, 1:3] = rows - 3, (rows - 2, -1)
     y = np.zeros((1, 2, 5, 512), np.float32)
-    (got,) = run(
-        any_device.runtime,
-        GET_WEIGHTS,
-        (np.concatenate(packed), ids),
-        (y.size,),
-        (WEIGHT_TYPES.index(kind),),
-        y=tensor(y),
-        offset=begin,
-        steps=(raw[0].size, 0),
-        rows=rows,
-        first=2,
-    )
-    values = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
-    same(got, moves.get_rows(values[None], ids))
+    values = {"y": tensor(y), "offset": begin, "steps": (raw[0].size, 0), "rows": rows, "first": 2}
+    operands, spec = (np.concatenate(packed), ids), (WEIGHT_TYPES.index(kind),)
+    (got,) = run(any_device.runtime, GET_WEIGHTS, operands, (y.size,), spec, **values)
+    wanted = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
+    same(got, moves.get_rows(wanted[None], ids))
 
 
 @pytest.mark.parametrize(("dims", "filled"), ((40, 48), (64, 64), (5, 3)))

@@ -221,21 +221,7 @@ def fails_on_the_processor(slip, rng, monkeypatch, folder):
         caught_by(slip)(monkeypatch=monkeypatch, **fixtures)
 
 
-def chosen():
-    """Slips of this run. With ``--full`` what a canonical case catches is tried in arithmetic "fused", too."""
-    for slip in SLIPS:
-        if FULL or slip.breaks in DEFAULT:
-            yield slip
-        if (
-            FULL
-            and slip.room != "cpu"
-            and is_a_case(slip)
-            and Case.parse(slip.test.rpartition(" of ")[2]).arithmetic == "canonical"
-        ):
-            yield slip._replace(breaks=f"{slip.breaks}, fused", test=f"{slip.test} fused")
-
-
-@pytest.mark.parametrize("slip", list(chosen()), ids=str)
+@pytest.mark.parametrize("slip", [slip for slip in SLIPS if FULL or slip.breaks in DEFAULT], ids=str)
 def test_a_slip_is_caught(slip, rng, monkeypatch, tmp_path):
     if slip.room == "cpu":
         return fails_on_the_processor(slip, rng, monkeypatch, tmp_path)
