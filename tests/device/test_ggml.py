@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,20 +147,24 @@ def back_end(tmp_path_factory, device):
 
 
 @pytest.fixture(scope="module")
-def of_arithmetic(back_end, device, tmp_path_factory):
-    """The back end by its arithmetic: it is loaded again for each, as it reads ZINC_ATTN_ARITHMETIC when it is."""
-    folder, made = tmp_path_factory.mktemp("arithmetics"), {"canonical": back_end}
+def loaded(back_end, device, tmp_path_factory):
+    """The back end, loaded again with variables of the environment, which it reads when it is."""
+    folder = tmp_path_factory.mktemp("loaded")
 
-    def find(name: str) -> BackEnd:
+    def load(**variables: str) -> BackEnd:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("ZINC_ATTN_DEVICE", device.info.name)
-            patch.setenv("ZINC_ATTN_ARITHMETIC", name)
-            patch.setenv("ZINC_ATTN_UNITS", "1")
-            if name not in made:
-                made[name] = BackEnd(shutil.copy(back_end.path, folder / f"{name}.so"))
-        return made[name]
+            for name, value in {"ZINC_ATTN_DEVICE": device.info.name, **variables}.items():
+                patch.setenv(name, value)
+            return BackEnd(shutil.copy(back_end.path, folder / f"{len([*folder.iterdir()])}.so"))
 
-    return find
+    return load
+
+
+@pytest.fixture(scope="module")
+def of_arithmetic(back_end, loaded):
+    """The back end by its arithmetic."""
+    load = cache(lambda name: loaded(ZINC_ATTN_ARITHMETIC=name, ZINC_ATTN_UNITS="1"))
+    return lambda name: back_end if name == "canonical" else load(name)
 
 
 class Part:
@@ -490,38 +495,26 @@ def test_more_than_a_call_takes_is_declined(back_end, dims, cells, q_heads):
     assert back_end.attend(k, k, np.zeros((1, 1, q_heads, dims), np.float32)) == DECLINED
 
 
-def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(
-    back_end, device, tmp_path, monkeypatch, capfd, rng
-):
-    """1,500 keys are three nodes. The library is loaded again, as it reads ZINC_ATTN_SPLITS when it is."""
-    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
-    found, values = [], [rng.standard_normal((1500, 2, 64), np.float32) for _ in range(2)]
-    q = rng.standard_normal((1, 1, 6, 64), np.float32)
-    for splits in (None, "1", "0"):
-        path = shutil.copy(back_end.path, tmp_path / f"{splits}.so")
-        if splits is not None:
-            monkeypatch.setenv("ZINC_ATTN_SPLITS", splits)
-        if splits == "0":
-            with pytest.raises(AssertionError):
-                BackEnd(path)
-            assert "ZINC_ATTN_SPLITS: got '0', expected 1 to 32768" in capfd.readouterr().err
-            continue
-        other = BackEnd(path)
-        parts = [Part(other, "f16", 2, 64, 1500, offset) for offset in (0, V_AT)]
-        for part, x in zip(parts, values, strict=True):
-            assert part.write(x, np.arange(1500)) == DONE
-        before, out = other.counts(), other.attend(*parts, q)
-        found.append((out.tobytes(), other.counts()[2] - before[2]))
+def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(loaded, capfd, rng):
+    """1,500 keys are three nodes."""
+    found, state = [], rng.bit_generator.state
+    for variables in ({}, {"ZINC_ATTN_SPLITS": "1"}):
+        rng.bit_generator.state = state
+        cache = Cache(loaded(**variables), 1500, 1500, rng)
+        cache.write(slice(None), np.arange(1500))
+        before, out = cache.back_end.counts(), cache.attend(slice(None))
+        found.append((out.tobytes(), cache.back_end.counts()[2] - before[2]))
     (rule, by_rule), (one, by_one) = found
     assert rule == one and by_rule > by_one
+    with pytest.raises(AssertionError):
+        loaded(ZINC_ATTN_SPLITS="0")
+    assert "ZINC_ATTN_SPLITS: got '0', expected 1 to 32768" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("staging", ["0", "1"])
-def test_memory_that_is_given_back_is_free(back_end, device, tmp_path, monkeypatch, staging):
-    """Whether the host sees it or not. The library is loaded again, as it reads ZINC_ATTN_STAGING when it is."""
-    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
-    monkeypatch.setenv("ZINC_ATTN_STAGING", staging)
-    other = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so"))
+def test_memory_that_is_given_back_is_free(loaded, staging):
+    """Whether the host sees it or not."""
+    other = loaded(ZINC_ATTN_STAGING=staging)
     before = other.c.free_bytes()
     buffer = c.c_void_p(other.c.make_buffer(c.c_size_t(1 << 20), COMPUTE))
     assert before - other.c.free_bytes() >= 1 << 20
@@ -815,10 +808,9 @@ PLACES = {  # of a weight, or of what is made of it: the line
 
 
 @pytest.mark.parametrize("elsewhere", PLACES)
-def test_a_line_says_whether_the_model_is_here(back_end, device, tmp_path, monkeypatch, capfd, elsewhere):
-    """The library is loaded again, as it says one line in a process."""
-    monkeypatch.setenv("ZINC_ATTN_DEVICE", device.info.name)
-    other, x = BackEnd(shutil.copy(back_end.path, tmp_path / "b.so")), np.ones(ROW, np.float32)
+def test_a_line_says_whether_the_model_is_here(loaded, capfd, elsewhere):
+    """A library says one line in a process."""
+    other, x = loaded(), np.ones(ROW, np.float32)
     weight, tokens, made = (other.tensor("f32", ROW, array=x) for _ in range(3))
     other.c.make_weight(weight, elsewhere != "weight")
     flags = 0 if elsewhere == "result" else 2

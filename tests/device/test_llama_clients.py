@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -113,23 +112,6 @@ def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
     program = ("unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {sid} "$@"', "sh", *settings, "llama-server")
     with serving(f"/srv/{MODEL.name}", program=program) as post:
         assert asked(post) == answers
-
-
-def test_the_openai_client_has_the_text_of_llama_server(answers):
-    """Four clients ask at the same time; in a chat, whose template is the server's, one question has one answer."""
-    openai = pytest.importorskip("openai", reason="the package openai is not installed")
-    with serving(MODEL) as post, ThreadPoolExecutor(len(PROMPTS)) as clients:
-        client = openai.OpenAI(base_url=f"{post.url}/v1", api_key="none")
-        asked = {"model": "any", "temperature": 0, "max_tokens": 8}
-        complete, chat = client.completions.create, client.chat.completions.create
-
-        def say(text):
-            return chat(messages=[{"role": "user", "content": text}], **asked).choices[0].message.content
-
-        texts = list(clients.map(lambda prompt: complete(prompt=prompt, **asked).choices[0].text, PROMPTS))
-        assert texts == [post("/detokenize", tokens=tokens)["content"] for tokens in answers]
-        said = list(clients.map(say, ("What is 2 + 2?", "Name a color.", "What is 2 + 2?")))
-    assert said[0] == said[2] and said[0] and said[0] != said[1]
 
 
 def test_the_wheel_runs_a_program_of_llama_cpp(tmp_path):
