@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from device.test_graph_products import activations, weights
 from graph_harness import same
-from support import GFX1201
 
 from zinc_attn.graph import declarations as graph
 from zinc_attn.graph import products
@@ -42,7 +41,7 @@ def products_are_the_oracles(device, monkeypatch, w, x, ids, added=None):
     return expected
 
 
-# The code of experts is one; that of each type is test_graph_products'.
+# The code of experts is one; that of each type is test_graph_products', and check --graph has experts on gfx1201.
 @pytest.mark.one_driver("q6_K", default=("q4_0", "q8_0", "mxfp4", "q2_K", "q6_K"))
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
@@ -93,13 +92,3 @@ def test_lists(any_device, tokens, slots, experts, columns, rng):
     same(words, products.by_expert(ids, experts, columns))
     pairs = words[tiles:][words[tiles:] < tokens * slots]
     assert sorted(pairs[: tokens * slots]) == [*range(tokens * slots)]
-
-
-@pytest.mark.parametrize("any_device", [GFX1201], indirect=True, ids="-".join, scope="session")
-@pytest.mark.parametrize("kind", ("q4_K", "q8_0", "f16"))
-@np.errstate(all="ignore")
-def test_machine_code(any_device, kind, rng, monkeypatch):
-    """Experts of quantized weights in two dispatches."""
-    w, x = matrices(kind, 3, 48, 512, rng), activations((1, 3, 512), rng).reshape(3, 1, 512)
-    monkeypatch.setattr(on_device, "BOUND", 2 * w.rows.size // 3)
-    products_are_the_oracles(any_device, monkeypatch, w, x, routes(3, 2, 3, rng))
