@@ -36,5 +36,4 @@ def serving(model, *options, program=(BIN / "llama-server",)):
             return json.load(reply)
 
     with server(*program, *here, *map(str, options), env=environment) as port:
-        post.url = f"http://127.0.0.1:{port}"
         yield post

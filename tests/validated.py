@@ -29,6 +29,7 @@ CALLS = (
     "test_device_encoding.py::test_a_prompt_is_encoded_on_the_device_and_a_token_by_the_host[vulkan-q8_0/q5_1]",
     "test_errors.py::test_buffers_that_the_device_has_no_room_for",
     "test_ggml.py::test_bits_are_the_oracle_s[vulkan-no mask, several nodes]",
+    "test_ggml.py::test_a_graph_has_the_oracle_s_bits_fused_or_not[vulkan-a dense layer]",
     "test_grid.py::test_bits_of_every_layout[default-kompute-9/3/64-f16-1000]",
     "test_grid.py::test_the_oracles_bits[vulkan-2/1/80/65/latent q4_1 113 rows=32 sinks+alibi+mask=f16+noncausal]",
     "test_kompute_cpp.py",

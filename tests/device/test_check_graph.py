@@ -29,6 +29,15 @@ def test_the_oracles_bits(any_device, kind, monkeypatch):
     assert [*checking.check_graph(any_device, [kind])] == [outcome]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SHOWN])
+def test_every_type(device, kind, monkeypatch):
+    test_the_oracles_bits(device, kind, monkeypatch)
+
+
+def test_the_record_has_every_case():
+    assert tuple(checking.committed()) == (*checking.CASES, *checking.CHOSEN)
+
+
 @pytest.fixture
 def check(device, capsys):
     """The exit status and the lines of the command, which has one type of weights."""

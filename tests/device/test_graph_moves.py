@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from graph_harness import same
 
+from zinc_attn.canonical.state import as_input
 from zinc_attn.graph import blocks, moves
-from zinc_attn.graph.declarations import GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
+from zinc_attn.graph.declarations import FIT, GET_WEIGHTS, MOVE, MOVE_OPS, MOVE_TYPES, TO_BLOCKS, WEIGHT_TYPES
 from zinc_attn.graph.pieces import TYPES
 from zinc_attn.graph.records import tensor
 from zinc_attn.storage import STORAGE
@@ -65,34 +66,23 @@ def numbers(rng, shape, kind):
 
 
 def moved(device, op, source, target, x, y_shape, layouts, expected, ids=None, shift=(0, 0, 0, 0)):
-    """Move x into poisoned memory of y_shape. expected: writes to an array of that shape what y is to be."""
-    rng = np.random.default_rng(5)
-    dtype = moves.DTYPES[target]
-    memory, out = Memory.of(x, source, LAYOUTS[layouts[0]]), Memory(y_shape, dtype, **LAYOUTS[layouts[1]])
-    begun = out.words.copy()
-    wide = ids is not None and ids.dtype == np.int64
-    named = np.zeros((1, 1, 1, 1), np.int32) if ids is None else ids[None]
-    named = Memory.of(named, "", {"gap": int(rng.integers(3)), "order": (0, 1, 2, 3)})
-    x_tensor = memory.tensor
-    if source not in moves.DTYPES:
-        offset, (count, *n), s = x_tensor
-        x_tensor = offset, (32 * count, *n), s
-    (got,) = run(
-        device.runtime,
-        MOVE,
-        (memory.words, named.words),
-        (begun,),
-        (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
-        x=x_tensor,
-        y=out.tensor,
-        ids=named.tensor,
-        id_words=1 + wide,
-        shift=np.array(shift, np.int64).astype(np.uint32),
-    )
-    wanted = out.values[..., 0].copy()
-    expected(wanted)
-    out.values[..., 0] = wanted
-    same(got, out.words.view(dtype))
+    """Move x into poisoned memory of y_shape, in blocks where y has some. expected: y, or a function that writes it."""
+    blocked, from_blocks = target not in moves.DTYPES, source not in moves.DTYPES
+    dtype, inner = (np.uint16, STORAGE[target].row_bytes(32) // 2) if blocked else (moves.DTYPES[target], 1)
+    memory, out = Memory.of(x, source, LAYOUTS[layouts[0]]), Memory(y_shape, dtype, inner=inner, **LAYOUTS[layouts[1]])
+    ids = np.zeros((1, 1, 1), np.int32) if ids is None else ids
+    named, (offset, (count, *n), steps) = Memory.of(ids[None], "", {"gap": 2}), memory.tensor
+    values = {"x": (offset, (32 * count, *n) if from_blocks else (count, *n), steps), "y": out.tensor}
+    values |= {"ids": named.tensor, "id_words": ids.itemsize // 4}
+    values |= {} if blocked else {"shift": np.array(shift, np.int64).astype(np.uint32)}
+    spec = MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)
+    kernel, operands = TO_BLOCKS if blocked else MOVE, (memory.words, named.words)
+    (got,) = run(device.runtime, kernel, operands, (out.words.copy(),), spec, **values)
+    if callable(expected):
+        expected(out.values if blocked else out.values[..., 0])
+    else:
+        out.values[...] = expected.reshape(out.values.shape)
+    same(got, out.words.view(np.uint32 if blocked else dtype))
 
 
 MOVED = [  # source, target, x's shape, y's, layouts of both
@@ -119,11 +109,7 @@ def test_copies_convert_and_take_another_shape(any_device, rng, source, target, 
     x = numbers(rng, shape, source)
     values = x if source in moves.DTYPES else moves.from_block_type(x, source)
     values = values if source == target else moves.convert(values, target)
-
-    def expected(y):
-        y[...] = values.reshape(y_shape)
-
-    moved(any_device, "linear", source, target, x, y_shape, layouts, expected)
+    moved(any_device, "linear", source, target, x, y_shape, layouts, values)
 
 
 @pytest.mark.one_driver
@@ -131,19 +117,12 @@ def test_copies_convert_and_take_another_shape(any_device, rng, source, target, 
 @pytest.mark.parametrize("layouts", (("odd", "odd"), ("permuted", "inner")))
 def test_what_repeats_and_what_is_padded(any_device, rng, target, layouts):
     x = numbers(rng, (2, 1, 3, 5), target)
-
-    def repeated(shift):
-        def expected(y):
-            y[...] = moves.repeat(x, y.shape, shift)
-
-        return expected
-
-    def padded(y):
-        y[...] = moves.pad(x, y.shape, (1, 0, 2, 3))
-
-    moved(any_device, "wrap", target, target, x, (4, 3, 3, 10), layouts, repeated((0, 0, 0, 0)))
-    moved(any_device, "wrap", target, target, x, (2, 1, 7, 9), layouts, repeated((1, 0, 2, 4)), shift=(4, 2, 0, 1))
-    moved(any_device, "pad", target, target, x, (3, 2, 5, 9), layouts, padded, shift=(-3, -2, 0, -1))
+    for op, shape, shift, y in (
+        ("wrap", (4, 3, 3, 10), (0, 0, 0, 0), moves.repeat(x, (4, 3, 3, 10), (0, 0, 0, 0))),
+        ("wrap", (2, 1, 7, 9), (4, 2, 0, 1), moves.repeat(x, (2, 1, 7, 9), (1, 0, 2, 4))),
+        ("pad", (3, 2, 5, 9), (-3, -2, 0, -1), moves.pad(x, (3, 2, 5, 9), (1, 0, 2, 3))),
+    ):
+        moved(any_device, op, target, target, x, shape, layouts, y, shift=shift)
 
 
 @pytest.mark.one_driver("q5_0")
@@ -154,13 +133,10 @@ def test_rows_that_indices_name(any_device, rng, source):
     ids[0, 0, :2] = 9, -1
     target = "i32" if source == "i32" else "f32"
     values = x if source in moves.DTYPES else moves.from_block_type(x, source)
-
-    def expected(y):
-        rows = moves.get_rows(values, ids)
-        y[...] = rows if source == target else moves.convert(rows, target)
-        y.view(np.uint8)[(ids < 0) | (ids > 8)] = 0xFF
-
-    moved(any_device, "get_rows", source, target, x, (3, 2, 5, values.shape[-1]), ("odd", "plain"), expected, ids)
+    y = moves.get_rows(values, ids)
+    y = y if source == target else moves.convert(y, target)
+    y.view(np.uint8)[(ids < 0) | (ids > 8)] = 0xFF
+    moved(any_device, "get_rows", source, target, x, y.shape, ("odd", "plain"), y, ids)
 
 
 SET = [
@@ -214,26 +190,9 @@ def test_blocks_have_the_codecs_bytes(any_device, rng, source, target, op, of_x,
     x = moves.convert(x, source)
     raw, ids = moves.to_block_type(x, target), names(rng, 11, np.int64)
     y_shape = (4, 3, 11, 3) if op == "set_rows" else (3, 4, 3, 5)
-    memory = Memory.of(x, source, LAYOUTS[of_x])
-    named = Memory.of(ids[None], "", {})
-    out = Memory(y_shape, np.uint16, inner=raw.shape[-1] // 2, **LAYOUTS[of_y])
-    (got,) = run(
-        any_device.runtime,
-        TO_BLOCKS,
-        (memory.words, named.words),
-        (out.words.copy(),),
-        (MOVE_OPS.index(op), MOVE_TYPES.index(source), MOVE_TYPES.index(target)),
-        x=memory.tensor,
-        y=out.tensor,
-        ids=named.tensor,
-        id_words=2,
-    )
     halves = raw.view(np.uint16)
-    if op == "set_rows":
-        moves.set_rows(out.values, halves, ids)
-    else:
-        out.values[...] = halves.reshape(out.values.shape)
-    assert np.array_equal(got, out.words)
+    expected = (lambda y: moves.set_rows(y, halves, ids)) if op == "set_rows" else halves
+    moved(any_device, op, source, target, x, y_shape, (of_x, of_y), expected, ids)
 
 
 @pytest.mark.one_driver
@@ -247,17 +206,21 @@ def test_rows_of_weights(any_device, rng, kind):
     ids = rng.integers(0, rows - 2, (1, 2, 5)).astype(np.int32)
     ids[0, 0, 0], ids[0, 1, 1:3] = rows - 3, (rows - 2, -1)
     y = np.zeros((1, 2, 5, 512), np.float32)
-    (got,) = run(
-        any_device.runtime,
-        GET_WEIGHTS,
-        (np.concatenate(packed), ids),
-        (y.size,),
-        (WEIGHT_TYPES.index(kind),),
-        y=tensor(y),
-        offset=begin,
-        steps=(raw[0].size, 0),
-        rows=rows,
-        first=2,
-    )
-    values = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
-    same(got, moves.get_rows(values[None], ids))
+    values = {"y": tensor(y), "offset": begin, "steps": (raw[0].size, 0), "rows": rows, "first": 2}
+    operands, spec = (np.concatenate(packed), ids), (WEIGHT_TYPES.index(kind),)
+    (got,) = run(any_device.runtime, GET_WEIGHTS, operands, (y.size,), spec, **values)
+    wanted = np.stack([moves.from_weights(matrix[2:], kind) for matrix in raw])
+    same(got, moves.get_rows(wanted[None], ids))
+
+
+@pytest.mark.parametrize(("dims", "filled"), ((40, 48), (64, 64), (5, 3)))
+def test_q_as_attention_reads_it(any_device, dims, filled, rng):
+    """Rows of another length, in another order, with zeros for small magnitudes."""
+    x = rng.standard_normal((2, 3, 7, dims), np.float32) * np.exp2(rng.integers(-120, 40, dims)).astype(np.float32)
+    x[0, 0, 0, :3] = -0.0, 2.0**-40, np.nan
+    permuted = x.transpose(0, 2, 1, 3)
+    want = np.zeros((*permuted.shape[:3], filled), np.float32)
+    want[..., :dims] = as_input(permuted)[..., :filled]
+    values = {"x": tensor(permuted), "y": tensor(want), "least": 2.0**-40}
+    (got,) = run(any_device.runtime, FIT, (x,), (want.size,), **values)
+    assert np.array_equal(got, want.reshape(-1).view(np.uint32))

@@ -38,19 +38,11 @@ def test_route(any_device, rng, gate, rows, experts, k):
         ("soft_max", (0, 0), True, (1.5, 0.25)),
     ):
         ids, weights = routing.route(x, k, gate, bias if biased else None, norm, clamp, scale)
-        factor, added = scale or (0.0, 0.0)
-        got = run(
-            *(any_device.runtime, graph.ROUTE, (base, bias), (x.size, weights.size)),
-            (graph.GATE_OPS.index(gate), int(biased), graph.ROUTE_NORM_OPS.index(norm), int(scale is not None)),
-            x=tensor(base[:, :experts]),
-            bias=tensor(np.broadcast_to(bias, x.shape)),
-            ids=tensor(ids),
-            y=tensor(weights),
-            least=clamp[0],
-            most=clamp[1],
-            factor=factor,
-            added=added,
-        )
+        values = {"x": tensor(base[:, :experts]), "bias": tensor(np.broadcast_to(bias, x.shape))}
+        values |= {"ids": tensor(ids), "y": tensor(weights)}
+        values |= dict(zip(("least", "most", "factor", "added"), (*clamp, *(scale or (0.0, 0.0))), strict=True))
+        spec = graph.GATE_OPS.index(gate), int(biased), graph.ROUTE_NORM_OPS.index(norm), int(scale is not None)
+        got = run(any_device.runtime, graph.ROUTE, (base, bias), (x.size, weights.size), spec, **values)
         result = got[0].view(np.int32)[: x.size].reshape(x.shape)  # ids are the first k of ARGSORT's rows
         assert np.array_equal(result[:, :k], ids)
         assert (result[:, k:].view(np.uint32) == POISON).all()

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -33,6 +32,15 @@ const answer = async (prompt) => {
 };
 console.log(JSON.stringify(await Promise.all(JSON.parse(process.argv[3]).map(answer))));
 process.exit(0);
+"""
+PYTHON = """
+import itertools, json, sys
+from llama_cpp import Llama
+from zinc_attn.integrations import llama_cpp
+llama_cpp.load()
+model = Llama(sys.argv[1], n_gpu_layers=-1, flash_attn=True, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+prompts = [model.tokenize(prompt.encode()) for prompt in json.loads(sys.argv[2])]
+print(json.dumps([[*itertools.islice(model.generate(prompt, temp=0), 8)] for prompt in prompts]))
 """
 PROMPTS = ("Once upon a time", "The capital of France is", "def fibonacci(n):", "Once upon a time")
 
@@ -90,6 +98,13 @@ def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
     assert len(said) == 2 and said[1].endswith("the promise holds"), said
 
 
+def test_llama_cpp_python_has_the_tokens_of_llama_server(answers):
+    done = run(
+        *(sys.executable, "-c", PYTHON, MODEL, json.dumps(PROMPTS)), LLAMA_CPP_LIB_PATH=str(BIN), PYTHONPATH=str(ROOT)
+    )
+    assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
+
+
 def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
     """Another version of ggml, another C library and another Vulkan loader, with the back end as it was built here."""
     mounts = f"mount -t proc proc {sid}/proc && mount --bind /dev {sid}/dev"
@@ -97,23 +112,6 @@ def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):
     program = ("unshare", "--mount", "sh", "-c", f'{mounts} && exec chroot {sid} "$@"', "sh", *settings, "llama-server")
     with serving(f"/srv/{MODEL.name}", program=program) as post:
         assert asked(post) == answers
-
-
-def test_the_openai_client_has_the_text_of_llama_server(answers):
-    """Four clients ask at the same time; in a chat, whose template is the server's, one question has one answer."""
-    openai = pytest.importorskip("openai", reason="the package openai is not installed")
-    with serving(MODEL) as post, ThreadPoolExecutor(len(PROMPTS)) as clients:
-        client = openai.OpenAI(base_url=f"{post.url}/v1", api_key="none")
-        asked = {"model": "any", "temperature": 0, "max_tokens": 8}
-        complete, chat = client.completions.create, client.chat.completions.create
-
-        def say(text):
-            return chat(messages=[{"role": "user", "content": text}], **asked).choices[0].message.content
-
-        texts = list(clients.map(lambda prompt: complete(prompt=prompt, **asked).choices[0].text, PROMPTS))
-        assert texts == [post("/detokenize", tokens=tokens)["content"] for tokens in answers]
-        said = list(clients.map(say, ("What is 2 + 2?", "Name a color.", "What is 2 + 2?")))
-    assert said[0] == said[2] and said[0] and said[0] != said[1]
 
 
 def test_the_wheel_runs_a_program_of_llama_cpp(tmp_path):

@@ -8,11 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from c_host import COMPILER, needs_compiler
+from c_host import COMPILER, NATIVE, ROOT, needs_compiler
 
-ROOT = Path(__file__).resolve().parents[2]
-GGML = ROOT / "native" / "ggml"
-STUB = ROOT / "tests" / "ggml"
+GGML, STUB = NATIVE / "ggml", ROOT / "tests" / "ggml"
 PLUGIN = """
 #include "interface.h"
 extern "C" { int tensor_bytes = sizeof(ggml_tensor); }

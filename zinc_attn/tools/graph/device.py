@@ -124,12 +124,13 @@ class OnDevice:
         plus: NDArray[Any] = y if added is None else added
         values: dict[str, Any] = {"y": tensor(y), **NO_EXPERTS}
         waves, subgroups, add = len(x) % 4 + 1, self._device.info.wave_subgroups, int(added is not None)
+        units = None if few or add or is_float else units_of(self._device.info, weights.kind)
         columns, chosen = len(x), plus
         if ids is not None:
             x = x.reshape(len(x), -1, x.shape[-1])
             values |= {"x_slots": x.shape[1], "experts": (0, *[weights.experts] * 2), "ids": tensor(ids)}
-            columns, chosen = 1, ids if few else self._by_expert(ids, weights.experts)
-        spec: tuple[int, ...] = (*TILE, add, int(ids is not None))
+            columns, chosen = 1, ids if few else self._by_expert(ids, weights.experts, (units or TILE)[1])
+        spec: tuple[int, ...] = (*(units or TILE), add, int(ids is not None))
         if few:  # any number of waves has the same bits
             ahead = len(x) % 2 and int(float_sizes["AHEAD"] or not is_float)
             spec = columns, 32 * waves, int(subgroups), 4, ahead, add, int(ids is not None), 0
@@ -142,25 +143,25 @@ class OnDevice:
             return words.view(np.float32).reshape(y.shape)
         count = 8 * -(-x.shape[-1] // 256) * (x.size // x.shape[-1])
         quantized = run(runtime, graph.QUANTIZE, (x,), (8 * count, 2 * count))
-        steps = weights.rows.size // weights.experts // 16, 0  # matrices have whole groups of rows
+        steps = weights.rows.size // weights.experts // 16, 0
         values |= {"w_begin": 0, "w_steps": steps, "repeats": (1, 1), "blocks": x.shape[-1] // 32}
-        kernel, kind = graph.MUL_MAT_VEC if few else graph.MUL_MAT, graph.WEIGHT_TYPES.index(weights.kind)
-        if not few and not add and ids is None and (units := units_of(self._device.info, weights.kind)):
-            kernel, spec = graph.MUL_MAT_UNITS, (*units, 0, 0)
+        kernel = graph.MUL_MAT_VEC if few else graph.MUL_MAT_UNITS if units else graph.MUL_MAT
+        kind = graph.WEIGHT_TYPES.index(weights.kind)
         result: int | Words = y.size
         size, most = weights.rows.size // weights.experts, max(1, BOUND * weights.experts // weights.rows.size)
         for first in range(0, weights.experts, most):
             bound = weights.rows[first * rows : (first + most) * rows]
             values |= {"experts": (first, bound.size // size, weights.experts)}
-            operands: tuple[NDArray[Any], ...] = blocks.pack(weights.kind, bound), *quantized, plus, chosen
+            packed = [blocks.pack(weights.kind, matrix) for matrix in bound.reshape(-1, rows, bound.shape[-1])]
+            operands: tuple[NDArray[Any], ...] = np.concatenate(packed), *quantized, plus, chosen
             (result,) = run(runtime, kernel, operands, (result,), (kind, *spec), **values)
         return np.asarray(result).view(np.float32).reshape(y.shape)
 
-    def _by_expert(self, ids: NDArray[np.int32], experts: int) -> Words:
-        """The list of a product's columns."""
-        tiles = min(ids.size, ids.size // TILE[1] + experts + 1)
-        values: dict[str, Any] = {"experts": experts, "columns": TILE[1], "tiles": tiles}
-        return run(self._device.runtime, graph.BY_EXPERT, (ids,), (tiles * (TILE[1] + 1),), **values)[0]
+    def _by_expert(self, ids: NDArray[np.int32], experts: int, columns: int) -> Words:
+        """The list of a product's columns, in tiles of so many."""
+        tiles = min(ids.size, ids.size // columns + experts + 1)
+        values: dict[str, Any] = {"experts": experts, "columns": columns, "tiles": tiles}
+        return run(self._device.runtime, graph.BY_EXPERT, (ids,), (tiles * (columns + 1),), **values)[0]
 
     def rope(self, x: F32, positions: NDArray[np.int32], way: Rope) -> F32:
         values = {"stride": len(x), "pairs": way.pairs, "step": way.step, "least": 0.0}
