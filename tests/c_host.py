@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import faults
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
@@ -32,9 +33,8 @@ PAGE = ROOT / "docs" / "c-hosts.md"
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))  # and what ``contract`` makes
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 CODES = ("ok", "invalid", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
-SHIM = ROOT / "tests" / "device" / "embed_shim.c"
-SHIMMED = [*LIBRARY, SHIM]
-WRAPPED = [f"-Wl,--wrap={name}" for name in ("vkGetInstanceProcAddr", "calloc", "realloc", "free")]
+SHIMMED = [*LIBRARY, faults.SOURCE]  # with calls of Vulkan that fail where a test says so
+WRAPPED = [f"-Wl,--wrap={name}" for name in ("calloc", "realloc", "free")]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [f"-I{NATIVE / 'include'}", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -71,14 +71,12 @@ def contract() -> Path:
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The compiler's run for a program, or with -shared a library, of sources and the contract.
-
-    The shim, where that is among the sources, is called in the loader's place.
-    """
-    wrapped = WRAPPED if SHIM in sources else []
+    """The compiler's run for a program, or with -shared a library, of sources and the contract."""
+    shim = [*WRAPPED, str(faults.shim())] if faults.SOURCE in sources else []
     flags = [*STRICT, f"-I{contract()}", *(flag for flag in arguments if flag != "-shared")]
-    commands = [([str(COMPILER), *flags], source) for source in (*sources, contract() / "zinc_contract.c")]
-    return linked(target, commands, [str(COMPILER), *arguments, *wrapped, "-lvulkan", "-lm"])
+    files = (source for source in (*sources, contract() / "zinc_contract.c") if source != faults.SOURCE)
+    commands = [([str(COMPILER), *flags], source) for source in files]
+    return linked(target, commands, [str(COMPILER), *arguments, *shim, "-lvulkan", "-lm"])
 
 
 def compiler_file(name: str) -> str:
@@ -127,11 +125,6 @@ def name_for(device: Any) -> bytes:
 
 
 _FOLDERS: list[Any] = []  # that live as long as the process
-
-
-def blocks(loaded: c.CDLL) -> int:
-    """Blocks of memory that a library with the shim has not freed."""
-    return c.c_long.in_dll(loaded, "embed_blocks").value
 
 
 # --- zinc_attn.h ---------------------------------------------------------------------------------------------

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from c_host import CODES, CachePlaces, Call, Host, Place, Places, Request, declared
+from faults import Layer
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
 from zinc_attn.runtime.devices import MATRIX_FEATURES
+from zinc_attn.runtime.loader import loader
 from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import memory
 from zinc_attn.runtime.vulkan.commands import Commands
@@ -183,3 +187,58 @@ class Engine(Opened):
         else:
             lse_words = self.owner.words[lse.offset // 4 :][:n]
         return Places(new, q, out, lse), (new_words, q_words, out_words, lse_words)
+
+
+# --- what no driver here does ---------------------------------------------------------------------------------
+
+
+def in_chain(struct: Any, kind: str) -> Any:
+    """The struct of a kind in the chain of another one, or a null pointer."""
+    vk = loader()
+    part, number = vk.ffi.cast(f"{kind} *", struct.pNext), vk.struct(kind).sType
+    while part and part.sType != number:
+        part = vk.ffi.cast(f"{kind} *", part.pNext)
+    return part
+
+
+@contextmanager
+def subgroups_from(layer: Layer, size: int) -> Iterator[list[tuple[int, int]]]:
+    """The library sees subgroups of ``size`` (16: those of an Intel GPU) to 64; the driver is asked for what it has.
+
+    Yields what is asked for: (subgroupSizeControl, computeFullSubgroups) of a device, (size, flags) of pipelines.
+    """
+    asked, control = list[tuple[int, int]](), "VkPhysicalDeviceSubgroupSizeControl"
+
+    def properties(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if size == 16:
+            result.vendorID, result.deviceType = 0x8086, 1
+
+    def properties2(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if sizes := in_chain(result, f"{control}Properties"):
+            sizes.minSubgroupSize, sizes.maxSubgroupSize, sizes.requiredSubgroupSizeStages = size, 64, 0x20
+
+    def features2(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if features := in_chain(result, f"{control}Features"):
+            features.subgroupSizeControl = 1
+
+    def device(real: Any, physical: Any, info: Any, *more: Any) -> int:
+        features = in_chain(info, f"{control}Features")
+        asked.append((features.subgroupSizeControl, features.computeFullSubgroups))
+        info.pNext = loader().ffi.NULL
+        return int(real(physical, info, *more))
+
+    def pipelines(real: Any, device: Any, cache: Any, count: int, info: Any, *more: Any) -> int:
+        required = in_chain(info.stage, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
+        asked.append((required.requiredSubgroupSize if required else 0, info.stage.flags))
+        info.stage.pNext = loader().ffi.NULL
+        return int(real(device, cache, count, info, *more))
+
+    functions = {"vkGetPhysicalDeviceProperties": properties, "vkGetPhysicalDeviceProperties2": properties2}
+    functions |= {"vkGetPhysicalDeviceFeatures2": features2, "vkCreateDevice": device}
+    with ExitStack() as stack:
+        for name, function in (functions | {"vkCreateComputePipelines": pipelines}).items():
+            stack.enter_context(layer.replaced(name, function))
+        yield asked

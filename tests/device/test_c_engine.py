@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from c_cases import CASES, FEW, OF_OTHER_TYPES, check_case
-from c_failures import RESULTS, failures
+from c_failures import CODE_OF, failures
 from c_host import (
     SANITIZED,
     SHIMMED,
@@ -20,12 +20,12 @@ from c_host import (
     Options,
     Place,
     Room,
-    blocks,
     compiler_file,
     library,
     needs_compiler,
 )
-from engine import Engine, Opened, Owner, call_of
+from engine import Engine, Opened, Owner, call_of, subgroups_from
+from faults import Fault, Layer, shim
 from support import DRIVERS, FULL
 
 import zinc_attn as za
@@ -65,14 +65,13 @@ def test_a_case_has_the_oracle_s_bits(loaded, any_device, monkeypatch, name):
 @pytest.fixture(scope="module")
 def small(device):
     """An engine of one small shape in pages of one token, behind a shim that can make calls of Vulkan fail."""
-    shimmed = library(SHIMMED)
-    owner = Owner(device.info, 4 << 20)
-    get_proc = c.cast(shimmed.__wrap_vkGetInstanceProcAddr, c.c_void_p).value
-    engine = Engine(shimmed, owner, Options(2, 1, 16, 0, False, 1, page_size=1), 2, 9, None, get_proc)
+    loaded, owner, layer = library(SHIMMED), Owner(device.info, 4 << 20), Layer(shim())
+    engine = Engine(loaded, owner, Options(2, 1, 16, 0, False, 1, page_size=1), 2, 9, None, layer.get_proc)
+    engine.layer = layer
     yield engine
     engine.close()
     owner.close()
-    assert blocks(shimmed) == 0
+    assert layer.blocks() == 0
 
 
 def attempt(engine, places, layer=0, **request):
@@ -291,9 +290,13 @@ def test_hosts_that_are_no_good(small):
     assert small.error.startswith("get_proc: it has no vkResetFences, ")
 
 
-def test_a_device_without_room_for_a_workgroup_is_refused(small, monkeypatch):
-    monkeypatch.setenv("EMBED_SHARED", "16384")
-    device = c.c_void_p(small.c.za_device_from(c.byref(small.owner.host(get_proc=small.get_proc))))
+def test_a_device_without_room_for_a_workgroup_is_refused(small):
+    def little(real, physical, properties):
+        real(physical, properties)
+        properties.limits.maxComputeSharedMemorySize = 16384
+
+    with small.layer.replaced("vkGetPhysicalDeviceProperties", little):
+        device = c.c_void_p(small.c.za_device_from(c.byref(small.owner.host(get_proc=small.get_proc))))
     assert device, small.error
     assert not small.c.za_open(device, c.byref(small.options)) and small.code == "unsupported"
     assert small.error.endswith(f": its maxComputeSharedMemorySize is 16384, expected {LEAST_SHARED_BYTES} or more")
@@ -313,7 +316,7 @@ def test_a_second_thread_is_refused(small):
     assert attempt(small, places) == ""
 
 
-def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
+def test_subgroups_of_32_are_the_host_s_to_enable(small):
     """za_wanted_features asks for them where they are offered, and only what the host enabled is used."""
     owner, device = small.owner, small.owner.device
     size = owner.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
@@ -335,10 +338,10 @@ def test_subgroups_of_32_are_the_host_s_to_enable(small, monkeypatch):
     size.subgroupSizeControl = 0
     offered = wants()
     assert uses(features) == offered and not uses(None)
-    monkeypatch.setenv("EMBED_WAVE32", "32")
-    size.subgroupSizeControl = 0
-    assert not uses(features)  # offered, but not enabled
-    assert wants() and uses(features) and not uses(None)
+    with subgroups_from(small.layer, 32):
+        size.subgroupSizeControl = 0
+        assert not uses(features)  # offered, but not enabled
+        assert wants() and uses(features) and not uses(None)
 
 
 def matrix_features(owner):
@@ -382,21 +385,23 @@ def test_a_driver_that_does_not_know_matrix_units_is_not_asked_for_them(small, m
     assert not asked and not structs[0].cooperativeMatrix
 
 
-def test_a_call_that_failed_leaves_commands_for_the_next(small, monkeypatch):
+def test_a_call_that_failed_leaves_commands_for_the_next(small):
     """They were being recorded; the validation layer looks on (validated.py)."""
-    monkeypatch.setenv("EMBED_FAIL", "vkEndCommandBuffer:1:-1")
+    small.layer.arm(Fault("vkEndCommandBuffer", 1, -1))
     assert not small.c.za_copy_page(small.cache, 1, 2) and small.error.startswith("vkEndCommandBuffer: out of host")
+    small.layer.disarm()
     assert small.c.za_copy_page(small.cache, 1, 2), small.error
 
 
 @pytest.mark.parametrize(
-    ("failure", "first"),
+    ("failing", "first"),
     (
-        ("vkQueue*:1+:-2", "memory: vkQueueSubmit: out of device memory"),  # nor is it known to have ended
-        ("vkResetFences:1:-4", ""),  # the call itself has ended
+        # nor is it known to have ended
+        (("vkQueueSubmit", "vkQueueWaitIdle"), "memory: vkQueueSubmit: out of device memory"),
+        (("vkResetFences",), ""),  # the call itself has ended
     ),
 )
-def test_a_device_that_may_be_lost_is_left_alone(small, monkeypatch, failure, first):
+def test_a_device_that_may_be_lost_is_left_alone(small, failing, first):
     """It is the host's: another za_device of it works."""
     host = small.owner.host(get_proc=small.get_proc)
     places, _ = small.places(za.AttnShape(2, 1, 16), 1, 1)
@@ -405,12 +410,13 @@ def test_a_device_that_may_be_lost_is_left_alone(small, monkeypatch, failure, fi
     lost.c, lost.device = small.c, c.c_void_p(small.c.za_device_from(c.byref(host)))
     lost.attn = c.c_void_p(small.c.za_open(lost.device, c.byref(small.options)))
     lost.cache = c.c_void_p(small.c.za_cache_from(lost.attn, c.byref(small.cache_places)))
-    monkeypatch.setenv("EMBED_FAIL", failure)
+    for name in failing:
+        small.layer.arm(Fault(name, 1, -2 if first else -4, persistent=True))
     said = [attempt(lost, places) for _ in range(3)]
     assert said[0].startswith(first) and bool(said[0]) == bool(first)
     assert all(line.startswith("lost: ") and "open it again" in line for line in said[1:])
     lost.close()
-    monkeypatch.delenv("EMBED_FAIL")
+    small.layer.disarm()
     assert attempt(small, places) == ""
 
 
@@ -430,7 +436,7 @@ def test_an_object_in_use_is_not_closed(small):
 
 def test_every_call_of_vulkan_fails_once(small, device):
     """With a lost device; under the sanitizers the first call of each function with too little memory."""
-    every = dict.fromkeys(RESULTS) if FULL else {-4: None}
+    every = dict.fromkeys(CODE_OF) if FULL else {-4: None}
     failures(small.c, device.info, {-2: (1,)} if SANITIZED and not FULL else every)
 
 

@@ -23,7 +23,8 @@ from c_host import (
     page_words,
     tables,
 )
-from engine import Opened, address
+from engine import Opened, address, subgroups_from
+from faults import Layer, shim
 from support import has_int8_units, same
 
 import zinc_attn as za
@@ -136,7 +137,7 @@ def opened(device):
     made = Library(device)
     yield made
     made.close()
-    assert c_host.blocks(made.c) == 0
+    assert Layer(shim()).blocks() == 0
 
 
 def page_call(opened, inputs, layer=1, encoded=False, **more):
@@ -551,6 +552,18 @@ def test_what_a_cache_and_a_copy_refuse(opened):
 def test_what_opening_refuses(opened, sizes, dtypes, message):
     assert not opened.open_with(*sizes, *dtypes)
     assert message in opened.error
+
+
+@pytest.mark.parametrize("device", ["vulkan"], indirect=True, scope="session")
+@pytest.mark.parametrize("size", (32, 16))
+def test_subgroups_of_a_layout_are_asked_for_where_they_are_offered(device, inputs, size):
+    """And only the size: nothing rests on full subgroups."""
+    with subgroups_from(Layer(shim()), size) as asked:
+        host = Library(device)
+        assert host.c.za_device_info(host.device).wave32
+        same(page_call(host, inputs), za.reference.emulate(*inputs))
+        host.close()
+    assert asked[0] == (1, 0) and asked[1:] == [(size, 0)] * len(asked[1:]) and len(asked) > 3
 
 
 @pytest.mark.parametrize(("kernel", "arithmetic"), (("primitives", 0), ("multiply_add", 1)))

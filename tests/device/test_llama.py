@@ -12,9 +12,9 @@ import sys
 import urllib.error
 import urllib.request
 
+import faults
 import pytest
-from c_host import WRAPPED
-from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, llama_random, run, serving
+from llama_programs import BIN, MODEL, OURS, ROOT, llama_random, run, serving
 from validated import SETTINGS, needs_layer
 
 pytestmark = pytest.mark.llama
@@ -308,34 +308,20 @@ def test_what_the_processor_has_is_no_other_device_s(hybrid, told):
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-def built(folder, *options):
-    """The back end, built otherwise than scripts/llama does."""
-    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}")
-    run("cmake", "-B", folder, *source, *options)
-    run("cmake", "--build", folder, "--target", "ggml-zinc")
-    return folder / "libggml-zinc.so"
-
-
-@pytest.fixture(scope="session")
-def failing(tmp_path_factory):
-    """The back end with calls of Vulkan that fail where EMBED_FAIL says."""
-    folder = tmp_path_factory.mktemp("failing")
-    run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", folder / "shim.o")
-    return built(folder, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
-
-
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("vkQueueSubmit:9:-4", "the device was lost"), ("vkAllocateMemory:6+:-2", "out of device")]
+    ("fault", "reason"),
+    [("vkQueueSubmit 9 -4 0 0", "the device was lost"), ("vkAllocateMemory 6 -2 0 1", "out of device")],
 )
-def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(failing, small, fault, reason):
-    done = run(OURS / "digests", small, "f16", 130, "ubatch 512", library=failing, EMBED_FAIL=fault)
+def test_a_lost_device_and_short_memory_fail_the_call_with_their_reason(small, fault, reason):
+    failing = {"LD_PRELOAD": str(faults.shim()), "ZINC_ATTN_FAULT": fault}
+    done = run(OURS / "digests", small, "f16", 130, "ubatch 512", **failing)
     assert done.returncode == 1 and reason in done.stderr
 
 
-@pytest.mark.parametrize("fault", ["vkQueueSubmit:12:-1", "vkBeginCommandBuffer:12:-2"])
-def test_a_failed_call_ends_its_request_of_a_server_and_no_other(failing, small, fault, monkeypatch):
-    monkeypatch.setenv("GGML_BACKEND_PATH", str(failing))
-    monkeypatch.setenv("EMBED_FAIL", fault)
+@pytest.mark.parametrize("fault", ["vkQueueSubmit 12 -1 0 0", "vkBeginCommandBuffer 12 -2 0 0"])
+def test_a_failed_call_ends_its_request_of_a_server_and_no_other(small, fault, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", str(faults.shim()))
+    monkeypatch.setenv("ZINC_ATTN_FAULT", fault)
     replies, errors = [], []
     with serving(small) as post:
         for _ in range(5):

@@ -5,6 +5,7 @@ import ctypes as c
 import fcntl
 import os
 import pwd
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,74 +13,64 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from c_host import LIBRARY, Options, declared, library, needs_compiler
+from c_host import SHIMMED, Options, declared, library, needs_compiler
 from engine import Owner
+from faults import Layer, shim
 from little_kernels import best_info, works
 
 from zinc_attn.files import cache_folder
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
+pytestmark = needs_compiler
+
 # --- processes whose driver has a pipeline cache of ``blob``, and what the driver was given at the start --------
 
 # The software drivers keep nothing but the 32-byte header.
+SESSION = threading.local()  # blob, and what its driver was given
 
 
-class CachingLibrary:
-    """libvulkan with a driver whose pipeline cache holds ``blob``; keeps what it is given at the start."""
+@pytest.fixture(autouse=True, scope="module")
+def driver():
+    """The shim's driver, which has the blob of its thread."""
+    ffi, layer = libvulkan.loader().ffi, Layer(shim())
 
-    def __init__(self, lib, ffi, blob):
-        self._lib, self._ffi, self.blob, self.given = lib, ffi, blob, b""
-
-    def __getattr__(self, name):
-        return getattr(self._lib, name)
-
-    def vkGetPipelineCacheData(self, device, cache, size, data):
-        if data == self._ffi.NULL:
-            size[0] = len(self.blob)
-        else:
-            self._ffi.memmove(data, self.blob, len(self.blob))
+    def get_data(real, device, cache, size, data):
+        size[0] = len(SESSION.blob)
+        if data != ffi.NULL:
+            ffi.memmove(data, SESSION.blob, len(SESSION.blob))
         return 0
 
-    def vkCreatePipelineCache(self, device, info, *rest):
-        self.given = bytes(self._ffi.buffer(info.pInitialData, info.initialDataSize))
+    def create(real, device, info, *rest):
+        SESSION.given = bytes(ffi.buffer(info.pInitialData, info.initialDataSize))
         info.initialDataSize = 0
-        if not self.blob:
-            return -1
-        return int(self._lib.vkCreatePipelineCache(device, info, *rest))
+        return int(real(device, info, *rest)) if SESSION.blob else -1
+
+    with layer.replaced("vkGetPipelineCacheData", get_data), layer.replaced("vkCreatePipelineCache", create):
+        yield
 
 
 def package(blob: bytes) -> bytes:
-    vk = libvulkan.loader()
+    SESSION.blob, vk = blob, libvulkan.loader()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vk, "lib", CachingLibrary(vk.lib, vk.ffi, blob))
+        patch.setattr(vk, "lib", vk.ffi.dlopen(str(shim())))
         with closing(VulkanRuntime(best_info())) as runtime:
             works(runtime)
-        return vk.lib.given
+    return SESSION.given
 
 
 def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes:
-    loaded, owner = declared(library(LIBRARY)), Owner(best_info(), 4096)
-    ffi, driver = owner.ffi, CachingLibrary(owner.lib, owner.ffi, blob)
-    names = "vkGetPipelineCacheData", "vkCreatePipelineCache"
-    own = {x.encode(): ffi.callback(ffi.typeof(getattr(owner.lib, x)), getattr(driver, x)) for x in names}
-
-    @ffi.callback("PFN_vkVoidFunction(VkInstance, const char *)")
-    def get_proc(instance, name):
-        result = own.get(ffi.string(name)) or owner.lib.vkGetInstanceProcAddr(instance, name)
-        return ffi.cast("PFN_vkVoidFunction", result)
-
-    device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=owner.number(get_proc)))))
+    SESSION.blob, loaded, owner = blob, declared(library(SHIMMED)), Owner(best_info(), 4096)
+    device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=Layer(shim()).get_proc))))
     attn = c.c_void_p(loaded.za_open(device, c.byref(Options(2, 1, 16, dtype=1, page_size=64))))
     loaded.za_cache_free(c.c_void_p(loaded.za_cache_make(attn, 1, 1, None, None)))
     before_the_end()
     assert attn and loaded.za_close(attn) and loaded.za_device_close(device), loaded.za_error()
     owner.close()
-    return driver.given
+    return SESSION.given
 
 
-BOTH = package, pytest.param(c_library, marks=needs_compiler)
-SESSIONS = pytest.mark.parametrize("session", BOTH)
+SESSIONS = pytest.mark.parametrize("session", (package, c_library))
 
 
 class Place:
@@ -125,7 +116,7 @@ def test_the_folder_of_older_platformdirs(monkeypatch):
 
 
 @SESSIONS
-@pytest.mark.parametrize("other", BOTH)
+@pytest.mark.parametrize("other", (package, c_library))
 def test_round_trip(place, session, other):
     assert session(place.header) == b"" and not place.file.exists()
     blobs = [place.header + kept for kept in (b"first", b"second, longer", b"")]
@@ -170,7 +161,6 @@ def test_a_file_that_cannot_be_written(place, session, folder, tmp_path, monkeyp
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != folder]
 
 
-@needs_compiler
 def test_processes_at_once(place):
     """Their names for the file that is not complete are one, which who has the lock writes."""
     blobs = {bytes([i]) * 100_000 for i in range(4)}
@@ -193,7 +183,6 @@ def test_processes_at_once(place):
     assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]
 
 
-@needs_compiler
 def test_a_host_that_closes_nothing(place):
     """The first call that makes no pipeline saves those of the calls before it; a driver may make no cache."""
     seen = []
