@@ -11,8 +11,8 @@ from typing import Any
 
 import faults
 import numpy as np
-from c_host import CODES, Data, Options, Room
-from engine import Engine, Owner, address, call_of
+from c_host import Data, Options, Room
+from engine import Engine, Failed, Made, Owner, address, call_of
 from faults import Fault
 from support import FULL
 
@@ -34,30 +34,6 @@ REQUEST = {"tokens": 2, "page_table": [3, 1], "new_rows": 2, "q_len": 1}
 
 class WrongAnswer(Exception):
     """A result that is not the oracle's, or a failure where there is none."""
-
-
-class Failed(Exception):
-    """A function of the library that failed."""
-
-
-class Made:
-    """What a run has made, freed in the opposite order; every function that fails raises."""
-
-    def __init__(self, loaded: c.CDLL) -> None:
-        self.c, self.frees = loaded, list[tuple[str, Any]]()
-
-    def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
-        handle = getattr(self.c, name)(*arguments)
-        if not handle:
-            raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
-        if free is None:
-            return None
-        self.frees.append((free, c.c_void_p(handle)))
-        return self.frees[-1][1]
-
-    def close(self) -> None:
-        for name, handle in reversed(self.frees):
-            getattr(self.c, name)(handle)
 
 
 def run_once(make: Made, cache: Any, **changes: Any) -> Any:

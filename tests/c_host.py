@@ -34,7 +34,7 @@ LIBRARY = sorted((NATIVE / "src").glob("*.c"))  # and what ``contract`` makes
 DTYPES = ("as_k", *STORAGE)  # enum za_dtype
 CODES = ("ok", "invalid", "unsupported", "memory", "busy", "lost", "driver")  # enum za_code
 SHIMMED = [*LIBRARY, faults.SOURCE]  # with calls of Vulkan that fail where a test says so
-WRAPPED = [f"-Wl,--wrap={name}" for name in ("calloc", "realloc", "free")]
+WRAPPED = [f"-Wl,--wrap={name}" for name in ("malloc", "calloc", "realloc", "free")]
 COMPILER = shutil.which(os.environ.get("CC", "cc"))
 STRICT = [f"-I{NATIVE / 'include'}", "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-ffp-contract=off"]
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]

@@ -111,6 +111,30 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
     return call
 
 
+class Failed(Exception):
+    """A function of the library that failed."""
+
+
+class Made:
+    """Calls of the library, each of which raises if it fails, and what they make, freed in the opposite order."""
+
+    def __init__(self, loaded: c.CDLL) -> None:
+        self.c, self.frees = loaded, list[tuple[str, Any]]()
+
+    def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
+        handle = getattr(self.c, name)(*arguments)
+        if not handle:
+            raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
+        if free is None:
+            return None
+        self.frees.append((free, c.c_void_p(handle)))
+        return self.frees[-1][1]
+
+    def close(self) -> None:
+        for name, handle in reversed(self.frees):
+            getattr(self.c, name)(handle)
+
+
 class Opened:
     """The library ``c`` with a device, its kernels for a shape, and a cache, by their addresses."""
 

@@ -19,7 +19,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -347,14 +346,6 @@ def settling_faults() -> list[Faults]:
                 good = (Fault(name, 2 if name == "vkCreateFence" else 1, result, False, True) for name in settling)
                 settled.append((start, *good))
     return settled
-
-
-def summary(faults: Sequence[Faults], outcomes: Sequence[str]) -> str:
-    """How many stories ended how, and each one that ended badly."""
-    counts = Counter(o if o in GOOD else "BAD" for o in outcomes)
-    lines = [", ".join(f"{name}: {counts[name]}" for name in (*GOOD, "BAD")) + f"; {len(faults)} in all"]
-    lines += [f"{f}: {o}" for f, o in zip(faults, outcomes, strict=True) if o not in GOOD]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

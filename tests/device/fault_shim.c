@@ -91,7 +91,12 @@ __attribute__((constructor)) static void start(void) {
 }
 
 /* Blocks of memory that a library has and did not free; it is linked with ld --wrap of these names. */
-long fault_blocks;
+_Atomic long fault_blocks;
+void *__wrap_malloc(size_t size) {
+    void *made = malloc(size);
+    fault_blocks += made != NULL;
+    return made;
+}
 void *__wrap_calloc(size_t count, size_t size) {
     void *made = calloc(count, size);
     fault_blocks += made != NULL;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from c_host import (
     library,
     needs_compiler,
 )
-from engine import Engine, Opened, Owner, call_of, subgroups_from
+from engine import Engine, Failed, Made, Opened, Owner, call_of, subgroups_from
 from faults import Fault, Layer, shim
 from support import DRIVERS, FULL
 
@@ -74,6 +75,18 @@ def small(device):
     assert layer.blocks() == 0
 
 
+@pytest.fixture
+def make(small):
+    made = Made(small.c)
+    yield made
+    made.close()
+
+
+def refused(message):
+    """Around a call of ``make`` that fails with this text, or one that begins so."""
+    return pytest.raises(Failed, match=f": {re.escape(message)}")
+
+
 def attempt(engine, places, layer=0, **request):
     """The code and text of za_run_at of one request; "" where it succeeds."""
     call = call_of([{"tokens": 2, "page_table": [3, 4], "new_rows": 1, "q_len": 1, **request}])
@@ -111,29 +124,27 @@ def test_places_that_overlap(small):
     assert attempt(small, places) == "invalid: out, k: got places that overlap, expected places apart"
 
 
-def test_caches_and_rooms_that_are_no_good(small):
-    def cache(layers, pages, **changes):
-        given = CachePlaces(layers, pages, small.cache_places.k, small.cache_places.v)
-        for name, value in changes.items():
-            setattr(given, name, value)
-        assert not small.c.za_cache_from(small.attn, c.byref(given))
-        return small.error
-
+def test_caches_and_rooms_that_are_no_good(small, make):
     at = small.cache_places.k
-    assert cache(2, 10) == "k.size: got 1152 bytes, expected at least 1280"
-    assert cache(2, 9, v=Place(at.buffer, at.offset + 2, at.size)).startswith("v.offset: got ")
-    assert cache(2, 9, v=at) == "k, v: got places that overlap, expected places apart"
-    assert cache(0, 9) == "layers, pages: got 0 and 9, expected numbers from 1 on"
-    assert cache(1, 9, k_scales=1).startswith("k_scales: got some for f32, expected NULL")
-    assert cache(2, 9, head_rows=1).startswith("token_rows, head_rows: got 0 and 1, expected 0, since K and V lie in")
+    for layers, pages, changes, message in (
+        (2, 10, {}, "k.size: got 1152 bytes, expected at least 1280"),
+        (2, 9, {"v": Place(at.buffer, at.offset + 2, at.size)}, "v.offset: got "),
+        (2, 9, {"v": at}, "k, v: got places that overlap, expected places apart"),
+        (0, 9, {}, "layers, pages: got 0 and 9, expected numbers from 1 on"),
+        (1, 9, {"k_scales": 1}, "k_scales: got some for f32, expected NULL"),
+        (2, 9, {"head_rows": 1}, "token_rows, head_rows: got 0 and 1, expected 0, since K and V lie in"),
+    ):
+        places = CachePlaces(layers, pages, **{"k": at, "v": small.cache_places.v, **changes})
+        with refused(message):
+            make("za_cache_from", small.attn, c.byref(places))
     for numbers, message in (
         ((0, 1, 1, 1, 9), "room.slots: got 0, expected 1 to 64"),
         ((1, 1, 1, 1, 0), "room: got 1 requests of 0 tokens, "),
         ((1, 1, 1, 1, 9, 0, 10), "room: got 1 requests of 9 tokens, 1 rows, 1 new rows and masks of 10 keys"),
         ((1, 1, 1 << 17, 1, 9), "q_len, new_rows: got 131072 and 1, which make 131072 items"),
     ):
-        assert not small.c.za_prepare(small.attn, c.byref(Room(*numbers)))
-        assert small.error.startswith(message)
+        with refused(message):
+            make("za_prepare", small.attn, c.byref(Room(*numbers)))
 
 
 @pytest.mark.parametrize("huge", (1, 2, 7, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 24) + 1))
@@ -228,51 +239,48 @@ def test_null_is_refused(small, name):
         assert small.error == f"{second}: got NULL, expected one"
 
 
-def test_rows_that_are_no_good(small):
+def test_rows_that_are_no_good(small, make):
     """A prepared call has words for one way in which they lie, and a page is copied in one piece."""
-    options = Options.from_buffer_copy(small.options)
-    options.q_heads = options.kv_heads = 2
-    options.k_stride, options.v_stride, options.page_size = 64, 64, 1
-    attn = c.c_void_p(small.c.za_open(small.device, c.byref(options)))
-    assert attn, small.error
-    caches_by_steps = {}
-    wrong = ((0, 1), 9), ((2, 0), 9), ((1, 11), 9), ((1 << 31, 1), 9)
-    for steps, pages in (((0, 0), 9), ((1, 9), 9), ((3, 1), 6), *wrong):
-        cache_places = CachePlaces(1, pages, small.cache_places.k, small.cache_places.v, None, None, *steps)
-        caches_by_steps[steps] = c.c_void_p(small.c.za_cache_from(attn, c.byref(cache_places))), small.error
-    assert caches_by_steps[1, 11][1] == "k.size: got 1152 bytes, expected at least 1280"
-    assert caches_by_steps[1 << 31, 1][1].startswith("layers, pages: got 1 and 9, ")
-    for steps in ((0, 1), (2, 0)):
-        said = caches_by_steps[steps][1]
-        assert said.startswith("token_rows, head_rows: got {} and {}, expected numbers from 1 on, ".format(*steps))
-    options.page_size = 4
-    pages_of_four = c.c_void_p(small.c.za_open(small.device, c.byref(options)))
-    for steps, right in ((1, 1), False), ((2, 2), False), ((2, 1), True), ((1, 4), True):  # rows that collide
-        cache_places = CachePlaces(1, 2, small.cache_places.k, small.cache_places.v, None, None, *steps)
-        cache = c.c_void_p(small.c.za_cache_from(pages_of_four, c.byref(cache_places)))
-        assert bool(cache) is right, (steps, small.error)
-        small.c.za_cache_free(cache)
-    small.c.za_close(pages_of_four)
-    caches = {steps: cache for steps, (cache, _) in caches_by_steps.items() if cache}
-    assert set(caches) == {(0, 0), (1, 9), (3, 1)}
-    assert small.c.za_copy_page(caches[0, 0], 1, 2) and not small.c.za_copy_page(caches[1, 9], 1, 2)
-    assert small.error == (
-        "cache: got token_rows 1 and head_rows 9, expected 2 and 1, pages in one piece; copy by commands of the host's"
-    )
-    prepared = c.c_void_p(small.c.za_prepare(attn, c.byref(Room(1, 1, 1, 0, 5))))
-    places, (command, _) = small.places(za.AttnShape(2, 2, 16), 1, 0)[0], small.owner.commands()
-    commands = c.c_void_p(small.owner.number(command))
-    assert small.c.za_record(prepared, 0, commands, caches[1, 9], 0, c.byref(places)), small.error
-    assert not small.c.za_record(prepared, 0, commands, caches[0, 0], 0, c.byref(places))
-    assert small.error.startswith("cache: got token_rows 2 and head_rows 1, expected 1 and 9, as in a cache that was ")
+
+    def opened(page_size):
+        options = Options(2, 2, 16, 0, False, 1, page_size=page_size, k_stride=64, v_stride=64)
+        return make("za_open", small.device, c.byref(options), free="za_close")
+
+    def cache(attn, pages, *steps):
+        places = CachePlaces(1, pages, small.cache_places.k, small.cache_places.v, None, None, *steps)
+        return make("za_cache_from", attn, c.byref(places), free="za_cache_free")
+
+    attn, pages_of_four = opened(1), opened(4)
+    whole, apart, _ = cache(attn, 9, 0, 0), cache(attn, 9, 1, 9), cache(attn, 6, 3, 1)
+    for steps, message in (
+        ((0, 1), "token_rows, head_rows: got 0 and 1, expected numbers from 1 on, "),
+        ((2, 0), "token_rows, head_rows: got 2 and 0, expected numbers from 1 on, "),
+        ((1, 11), "k.size: got 1152 bytes, expected at least 1280"),
+        ((1 << 31, 1), "layers, pages: got 1 and 9, "),
+    ):
+        with refused(message):
+            cache(attn, 9, *steps)
+    for steps in ((1, 1), (2, 2)):  # rows that collide
+        with pytest.raises(Failed):
+            cache(pages_of_four, 2, *steps)
+    for steps in ((2, 1), (1, 4)):
+        cache(pages_of_four, 2, *steps)
+    make("za_copy_page", whole, 1, 2)
+    with refused("cache: got token_rows 1 and head_rows 9, expected 2 and 1, pages in one piece; copy by commands of "):
+        make("za_copy_page", apart, 1, 2)
+    prepared = make("za_prepare", attn, c.byref(Room(1, 1, 1, 0, 5)), free="za_prepared_free")
+    places = small.places(za.AttnShape(2, 2, 16), 1, 0)[0]
+    command, later = (small.owner.commands()[0] for _ in range(2))
+
+    def record(command, cache):
+        make("za_record", prepared, 0, c.c_void_p(small.owner.number(command)), cache, 0, c.byref(places))
+
+    record(command, apart)
+    with refused("cache: got token_rows 2 and head_rows 1, expected 1 and 9, as in a cache that was "):
+        record(command, whole)
     small.owner.end(command)
-    assert small.c.za_reset(prepared, 0)  # nothing is recorded, so the other cache may be
-    commands = c.c_void_p(small.owner.number(small.owner.commands()[0]))
-    assert small.c.za_record(prepared, 0, commands, caches[0, 0], 0, c.byref(places)), small.error
-    small.c.za_prepared_free(prepared)
-    for cache in caches.values():
-        small.c.za_cache_free(cache)
-    small.c.za_close(attn)
+    make("za_reset", prepared, 0)  # nothing is recorded, so the other cache may be
+    record(later, whole)
 
 
 def test_hosts_that_are_no_good(small):

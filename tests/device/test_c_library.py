@@ -30,10 +30,7 @@ from support import has_int8_units, same
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.canonical.arguments import key_ranges
-from zinc_attn.canonical.emulate import log2_biases
 from zinc_attn.canonical.integer import rounded
-from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
 from zinc_attn.kernels.matrix import matrix_workgroup
@@ -161,38 +158,9 @@ def words_of_page(section, size):
 
 PLAIN = ({}, page_words("A call in words").tolist())
 BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 87))
-WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
-@WORDS
-def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options, words):
-    """The call's submission as the planner makes it, in a workspace that has room for it and no more."""
-    (q, k, v), alibi = inputs, options.get("alibi")
-    seen, order = [], range(PAGES - 1, -1, -1)
-    with za.KVCache(device, SHAPE, LAYERS, PAGES * PAGE_SIZE, "f16", PAGE_SIZE, page_order=order) as cache:
-        attention = za.Attention(cache, alibi=alibi, observer=lambda submission, workspace: seen.append(submission))
-        sequence = cache.new_sequence()
-        for layer in range(LAYERS):
-            cache.append(sequence, layer, k[:-NEW], v[:-NEW])
-        for layer in range(LAYERS):
-            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=options.get("mask"))
-        submission = seen[-1]
-        sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
-        key = submission.key._replace(**sizes, states=2)
-        tensors = SharedTensors(device)
-        pages, scoring = (
-            PagedStorage(device, cache.layout, cache.layers),
-            Scoring(0.125, biases=log2_biases({"alibi": alibi}, 4)),
-        )
-        workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
-        workspace.fill(submission, 1)
-        result = workspace.work.words.tolist()
-        workspace.close()
-        tensors.close()
-    assert result == words
-
-
-@WORDS
+@pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options, words):
     """And its bits are the oracle's; the calls of two layers differ in one word."""
     found_words, keys = [], 2 * ("mask" in options)

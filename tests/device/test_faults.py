@@ -1,15 +1,17 @@
 """After any error of the driver every later result is right or a typed error; faults.py tells the stories."""
 
 import importlib.util
+import itertools
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import faults
 import pytest
 from faults import Fault
-from support import FULL
+from support import FULL, RUNTIMES
 
 if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
     pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
@@ -22,12 +24,15 @@ def library(tmp_path_factory):
     return faults.build(tmp_path_factory.mktemp("layer"))
 
 
-@pytest.fixture(params=("vulkan", "kompute"))
-def runtime(request):
-    name: str = request.param
-    if name == "kompute" and importlib.util.find_spec("kp") is None:
+def needs(runtime):
+    if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
-    return name
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request):
+    needs(request.param)
+    return request.param
 
 
 # (function, result): how a story ends in which the twentieth such call fails
@@ -58,9 +63,10 @@ def test_the_known_faults(library, runtime):
 def test_every_fault(library, runtime):
     every = faults.all_faults(faults.told(library, runtime, [])[0])
     chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
-    report = faults.summary(chosen, outcomes := faults.told(library, runtime, chosen)[1])
-    print(report)
-    assert set(outcomes) <= set(faults.GOOD) and outcomes.count("not reached") < len(outcomes) / 4, report
+    outcomes = faults.told(library, runtime, chosen)[1]
+    print(Counter(outcomes))
+    assert not [pair for pair in zip(chosen, outcomes, strict=True) if pair[1] not in faults.GOOD]
+    assert outcomes.count("not reached") < len(outcomes) / 4
 
 
 # --- forked children ---------------------------------------------------------------------------------------
@@ -75,7 +81,7 @@ q, (k, v) = np.ones((2, 64), np.float32), np.ones((2, 20, 1, 64), np.float16)
 want = za.reference.emulate(q, k, v)[0]
 
 def world(runtime):
-    device = za.Device.open(0, runtime=runtime)
+    device = za.Device.open("cpu" if runtime == "cpu" else 0, runtime=runtime)
     cache = za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64, "f16", 16)
     return device, cache, za.Attention(cache), cache.new_sequence()
 
@@ -191,10 +197,16 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-room")])
+@pytest.mark.parametrize(
+    ("runtime", "story"),
+    [*itertools.product(RUNTIMES, ("FORKS", "LITTLE")), ("cpu", "FORKS")],
+)
 def test_a_process_comes_to_its_end(library, runtime, story):
-    """With lavapipe alone; a process that hangs fails."""
-    environment = faults.environment(library) | {"LD_PRELOAD": ""}
-    command = [sys.executable, "-c", WORLD + story, runtime]
+    """With lavapipe alone, or the processor; a process that hangs fails."""
+    needs(runtime)
+    environment = {**faults.environment(library), "LD_PRELOAD": ""}
+    if runtime == "cpu":  # which is compiled already
+        del environment["ZINC_ATTN_CACHE_DIR"]
+    command = [sys.executable, "-c", WORLD + globals()[story], runtime]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
+from c_host import COMPILER, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
+from support import row_bytes
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
@@ -125,21 +126,6 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
             assert np.array_equal(words, from_rows(want, shape, dtype, apart)), (shape, apart)
 
 
-def bytes_of_rows(rng, kind, tokens, heads, dims):
-    """Random rows as another cache stores them, with no number that is not finite."""
-    if not kind.quantized:
-        x = rng.standard_normal((tokens, heads, dims), np.float32).astype(NARROW.get(kind.name, np.float32))
-        return x.view(np.uint8).reshape(tokens, heads, -1)
-    raw = rng.integers(0, 256, (tokens, heads, kind.row_bytes(dims)), np.uint8)
-    if kind.head_scale:
-        raw[(raw & 127) == 127] = 126
-        return raw
-    halves = rng.standard_normal((tokens, heads, dims // 32, kind.halves)).astype(np.float16)
-    in_blocks = raw.reshape(tokens, heads, dims // 32, -1)
-    in_blocks[..., : 2 * kind.halves] = halves.view(np.uint8)
-    return raw
-
-
 @pytest.mark.parametrize("dtype", (*STORAGE, *MIXED))
 def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
     scales = rng.uniform(0.1, 4, (2, 2)).astype(np.float32)
@@ -147,7 +133,7 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
         if shape.latent and "/" in dtype:
             continue
         sizes = zip(storage_types(dtype), (shape.head_dim, shape.v_head_dim), strict=True)
-        encoded = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
+        encoded = [row_bytes(rng.standard_normal((5, 2, dims), np.float32), kind.name) for kind, dims in sizes]
         want, largest = encoded_rows(encoded[:1] if shape.latent else encoded, shape, dtype, scales)
         words, largest_k = encode(codec, shape, dtype, *encoded, scales, encoded=True)
         assert np.array_equal(words, want) and largest_k == largest.k
@@ -337,11 +323,6 @@ def test_loops_are_unrolled_as_by_the_package(formulas):
         hinted = formulas.za_unrolled(code, c.c_size_t(len(code) // 4))
         assert c.string_at(hinted, len(code)) == load_spirv(decl, "discrete"), decl
         formulas.free(hinted)
-
-
-def test_the_program_uses_the_header_alone():
-    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
-    assert included == ["zinc_attn.h"]
 
 
 @needs_compiler
