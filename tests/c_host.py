@@ -20,10 +20,9 @@ import pytest
 from ml_dtypes import bfloat16
 from objects import NATIVE, ROOT, linked
 
-from zinc_attn.canonical.constants import BIASES
 from zinc_attn.graph import c as graph_c
 from zinc_attn.kernels import c as generated_c
-from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, ROW
+from zinc_attn.kernels.declarations import APPEND, HEAD, HEADER, HEADER_WORDS, ITEM, MAX_BINDINGS, ROW
 from zinc_attn.runtime.cpu import library as native
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
@@ -130,49 +129,45 @@ _FOLDERS: list[Any] = []  # that live as long as the process
 # --- zinc_attn.h ---------------------------------------------------------------------------------------------
 
 
-def _structure(name: str, fields: str) -> type[c.Structure]:
-    """A struct from its fields, "type: name name ..." in each line."""
-    kinds = {"u": c.c_uint32, "i": c.c_int, "b": c.c_bool, "d": c.c_double, "p": c.c_void_p, "q": c.c_uint64}
-    kinds |= {"s": c.c_char_p, "z": c.c_size_t, "place": Place if name != "Place" else None}
-    lines = [line.split(":") for line in fields.split("\n") if line.strip()]
-    return type(name, (c.Structure,), {"_fields_": [(x, kinds[a.strip()]) for a, b in lines for x in b.split()]})
+_SCALARS = {"uint32_t": c.c_uint32, "uint64_t": c.c_uint64, "VkDeviceSize": c.c_uint64, "size_t": c.c_size_t}
+_SCALARS |= {"bool": c.c_bool, "double": c.c_double, "enum": c.c_int, "char *": c.c_char_p, "void": None}
+STRUCTS: dict[str, type[c.Structure]] = {}  # by the names in C
 
 
-Place = _structure("Place", "p: buffer\nq: offset size")
-Options = _structure(
-    "Options",
-    """u: q_heads kv_heads head_dim v_head_dim
-    b: latent
-    i: dtype v_dtype arithmetic
-    u: page_size k_stride v_stride compute_units""",
+def _kind(text: str) -> Any:
+    """The type of a field or a result; a pointer or a handle is a number."""
+    text = text.replace("const ", "").strip()
+    if text.startswith("struct ") and "*" not in text:
+        return STRUCTS[text.split()[1]]
+    return _SCALARS.get(text if "*" in text else text.split()[0], c.c_void_p)
+
+
+def structures(header: Path) -> dict[str, type[c.Structure]]:
+    """STRUCTS with those of a header."""
+    text = re.sub(r"/\*.*?\*/", "", header.read_text(), flags=re.S)
+    for name, body in re.findall(r"^(?:extern const )?struct (\w+) \{\n(.*?)^\}", text, flags=re.S | re.M):
+        fields: list[tuple[str, Any]] = []
+        for kind, names in re.findall(r"((?:const )?(?:(?:enum|struct) )?\w+) ([^;]+);", body):
+            for pointer, field, count in re.findall(r"(\*?)(\w+)(?:\[(\w+)\])?", re.sub(r"\s*,\s*", " ", names)):
+                number = {"MAX_BINDINGS": MAX_BINDINGS}.get(count) or int(count or 0)
+                of = _kind(f"{kind} {pointer}")
+                fields.append((field, of * number if number else of))
+        STRUCTS[name] = type(name, (c.Structure,), {"_fields_": fields})
+    return STRUCTS
+
+
+HEADER_FILE = NATIVE / "include" / "zinc_attn.h"
+structures(HEADER_FILE)
+Host, Options, Place, CachePlaces, Request, Call, Data, Places, Room = (
+    STRUCTS[f"za_{name}"]
+    for name in ("host", "options", "place", "cache_places", "request", "call", "data", "places", "room")
 )
-Info = _structure("Info", "u: page_size k_dim v_dim row_words\nq: k_page_bytes v_page_bytes")
-DeviceInfo = _structure("DeviceInfo", "s: name\nb: cpu wave32\nq: alignment most")
-Host = _structure("Host", "p: instance physical device\nu: family\np: queue get_proc enabled")
-CachePlaces = _structure("CachePlaces", "u: layers pages\nplace: k v\np: k_scales v_scales\nu: token_rows head_rows")
-Request = _structure(
-    "Request", "u: tokens pages\np: page_table\nu: new_rows q_len\nb: noncausal\np: mask\nu: mask_keys"
-)
-Call = _structure(
-    "Call",
-    f"p: request\nu: requests\nd: scale softcap\nu: window\np: sinks {' '.join(BIASES)} mask_slopes\nu: splits",
-)
-Data = _structure("Data", "p: k v\nb: encoded\np: q out lse")
-Places = _structure("Places", "place: rows q out lse")
-Room = _structure(
-    "Room", f"u: slots requests rows new_rows tokens pages mask_keys\nb: sinks softcap {' '.join(BIASES)} mask_slopes"
-)
-Trace = _structure("Trace", "p: work\nz: work_words\nu: splits shared")
 
 
 def declared(loaded: c.CDLL) -> c.CDLL:
-    """The library with the results of its functions that are no int."""
-    for name in ("za_device_open", "za_device_from", "za_open", "za_cache_make", "za_cache_from", "za_prepare"):
-        getattr(loaded, name).restype = c.c_void_p
-    for name in ["run", "run_at", "copy_page", "record", "step", "reset", "wanted_features", "close", "device_close"]:
-        getattr(loaded, f"za_{name}").restype = c.c_bool
-    loaded.za_trace.restype, loaded.za_info.restype, loaded.za_device_info.restype = Trace, Info, DeviceInfo
-    loaded.za_device_host.restype, loaded.za_error.restype = Host, c.c_char_p
+    """The library with the results of its functions."""
+    for result, name in re.findall(r"^ZA_API ([\w ]+ \*?)(\w+)\(", HEADER_FILE.read_text(), flags=re.M):
+        getattr(loaded, name).restype = _kind(result)
     return loaded
 
 
