@@ -23,7 +23,7 @@ from c_host import (
     page_words,
     tables,
 )
-from engine import Opened, address, subgroups_from
+from engine import Failed, Made, Opened, address, subgroups_from
 from faults import Layer, shim
 from support import has_int8_units, same
 
@@ -65,10 +65,6 @@ class Values(NamedTuple):
     v: Any
 
 
-class Refused(Exception):
-    """A call of the library that returned false, with its za_error()."""
-
-
 class Library(Opened):
     """The library, opened for a shape and its types, with a cache.
 
@@ -106,7 +102,7 @@ class Library(Opened):
             (of,) = (one for one in (request, call, data) if hasattr(one, name))
             setattr(of, name, address(value) if isinstance(value, np.ndarray) else value)
         if not self.c.za_run(self.cache, layer, c.byref(call), c.byref(data)):
-            raise Refused(self.error)
+            raise Failed(self.error)
         return out, lse
 
     def make_cache(self, layers=LAYERS, pages=PAGES, *scales):
@@ -375,9 +371,9 @@ def test_what_scales_refuse(scaled, opened, inputs):
     too_large, nan = v[-NEW:].copy(), np.full((NEW, 2, 64), 0x7F, np.uint8)
     too_large[1, 1, 3] = 449 * PAGE_SCALES[1][1]
     at_most = r"^v\[1, 1, 3\]: got 898, expected at most 448 times the head's scale, 2; give a larger one in"
-    with pytest.raises(Refused, match=at_most):
+    with pytest.raises(Failed, match=at_most):
         scaled.run(q, k[-NEW:], too_large, (11, 10, 9), TOKENS)
-    with pytest.raises(Refused, match=r"^k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0"):
+    with pytest.raises(Failed, match=r"^k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0"):
         scaled.run(q, nan, nan, (11, 10, 9), TOKENS, encoded=True)
     same(scaled.run(q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
     good = np.ones((LAYERS, 2), np.float32)
@@ -393,28 +389,27 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 
 def test_a_latent_shape_has_no_v(scaled):
-    options = 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
-    attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
-    assert attn, scaled.error
-    assert not scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, one)))
-    assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
-    cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, None))))
-    rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
-    request, data = Request(1, 1, address(table), 1), Data(address(rows), address(rows))
+    make, one, rows, table = Made(scaled.c), np.ones((1, 1), np.float32), np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
+    options = Options(1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
+    attn = make("za_open", scaled.device, c.byref(options), free="za_close")
+
+    def cache(*scales):
+        return make("za_cache_make", attn, 1, 1, *scaled.pointers(scales), free="za_cache_free")
+
+    with pytest.raises(Failed, match="v_scales: got some for a latent shape, expected NULL; its V is part of its K"):
+        cache(one, one)
+    held, request, x = cache(one, None), Request(1, 1, address(table), 1), address(rows)
     call = Call(request=c.addressof(request), requests=1)
-    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-    assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
-    data.k = data.v = None
-    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-    assert scaled.error == "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"
-    request.q_len = 1
-    for name, size in (("q", 64), ("out", 32)):
-        assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-        assert scaled.error == f"{name}: got NULL, expected (1, 1, {size}) floats"
-        data.q = address(rows)
-    assert scaled.c.za_run(cache, 0, c.byref(Call()), c.byref(data)), scaled.error  # no requests
-    scaled.c.za_cache_free(cache)
-    scaled.c.za_close(attn)
+    for request.q_len, data, message in (
+        (0, (x, x), "v: got an array, expected NULL; V of a latent shape is part of k"),
+        (0, (), "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"),
+        (1, (), "q: got NULL, expected (1, 1, 64) floats"),
+        (1, (None, None, False, x), "out: got NULL, expected (1, 1, 32) floats"),
+    ):
+        with pytest.raises(Failed, match=re.escape(message)):
+            make("za_run", held, 0, c.byref(call), c.byref(Data(*data)))
+    make("za_run", held, 0, c.byref(Call()), c.byref(Data()))  # no requests
+    make.close()
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
@@ -467,7 +462,7 @@ def test_what_a_call_refuses(opened, inputs, change, message):
             arguments[name].reshape(-1)[1] = value
         else:
             arguments[name] = value
-    with pytest.raises(Refused, match=re.escape(message)):
+    with pytest.raises(Failed, match=re.escape(message)):
         opened.run(**arguments)
     same(opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
 
@@ -477,12 +472,12 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
     """The bound on scores counts the keys of calls that succeeded, and those of all."""
     q, k, v = (x.copy() for x in inputs)
     k[-1, 0, 0] = 65504
-    with pytest.raises(Refused, match="scores may overflow"):
+    with pytest.raises(Failed, match="scores may overflow"):
         opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
     page_call(opened, inputs, scale=1e22)
     kept, opened.cache = opened.cache, c.c_void_p(opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, None))
     opened.run(q, k[-NEW:], v[-NEW:], (11,), NEW)
-    with pytest.raises(Refused, match="scores may overflow"):
+    with pytest.raises(Failed, match="scores may overflow"):
         opened.run(q, k[:0], v[:0], (11,), NEW, scale=1e22)
     opened.c.za_cache_free(opened.cache)
     opened.cache = kept
@@ -542,12 +537,8 @@ def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypa
         text = re.sub(rf"(words_{kernel}_results\[\] = {{\n    0x)........", r"\g<1>00000001", text)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(c_host, "contract", lambda: tmp_path)
-    opened = Opened()
-    opened.c = declared(library(LIBRARY))
-    opened.device = c.c_void_p(opened.c.za_device_open(device.info.name.encode()))
-    assert not opened.c.za_open(opened.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
-    assert (opened.code, opened.error.split(" as ")[0]) == (
-        "unsupported",
-        f"the driver computes result 0 of the kernel {kernel}",
-    )
-    opened.c.za_device_close(opened.device)
+    make = Made(declared(library(LIBRARY)))
+    opened = make("za_device_open", device.info.name.encode(), free="za_device_close")
+    with pytest.raises(Failed, match=f"unsupported: the driver computes result 0 of the kernel {kernel} as "):
+        make("za_open", opened, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
+    make.close()
