@@ -246,7 +246,7 @@ def subgroups_from(layer: Layer, size: int) -> Iterator[list[tuple[int, int]]]:
     def features2(real: Any, physical: Any, result: Any) -> None:
         real(physical, result)
         if features := in_chain(result, f"{control}Features"):
-            features.subgroupSizeControl = 1
+            features.subgroupSizeControl = features.computeFullSubgroups = 1
 
     def device(real: Any, physical: Any, info: Any, *more: Any) -> int:
         features = in_chain(info, f"{control}Features")
@@ -257,7 +257,7 @@ def subgroups_from(layer: Layer, size: int) -> Iterator[list[tuple[int, int]]]:
     def pipelines(real: Any, device: Any, cache: Any, count: int, info: Any, *more: Any) -> int:
         required = in_chain(info.stage, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
         asked.append((required.requiredSubgroupSize if required else 0, info.stage.flags))
-        info.stage.pNext = loader().ffi.NULL
+        info.stage.pNext, info.stage.flags = loader().ffi.NULL, 0
         return int(real(device, cache, count, info, *more))
 
     functions = {"vkGetPhysicalDeviceProperties": properties, "vkGetPhysicalDeviceProperties2": properties2}

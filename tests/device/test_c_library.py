@@ -389,7 +389,12 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 
 def test_a_latent_shape_has_no_v(scaled):
-    make, one, rows, table = Made(scaled.c), np.ones((1, 1), np.float32), np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
+    make, one, rows, table = (
+        Made(scaled.c),
+        np.ones((1, 1), np.float32),
+        np.zeros((1, 1, 64), np.float32),
+        np.zeros(1, np.uint32),
+    )
     options = Options(1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
     attn = make("za_open", scaled.device, c.byref(options), free="za_close")
 

@@ -2,13 +2,9 @@
 
 import gc
 import os
-import signal
-import threading
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from little_kernels import GROUPS, WORDS, best_info, buffers, little, words, works
 from support import FULL
@@ -79,37 +75,6 @@ def test_device_lost(runtime):
     again = VulkanRuntime(best_info())
     again.run(again.record([]))
     again.close()
-
-
-# --- Ctrl-C ------------------------------------------------------------------------------------------------
-
-
-def test_interrupt_during_the_wait(runtime):
-    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
-    runtime.write(x, words(0))
-    rounds = 1000
-    while True:  # long enough for the signal to arrive within the wait
-        recording = runtime.record([Dispatch(little(runtime, "spin", rounds), (x, out), GROUPS)])
-        runtime.run(recording)  # a driver may compile in the first run
-        begin = time.perf_counter()
-        runtime.run(recording)
-        if (elapsed := time.perf_counter() - begin) > 0.2:
-            break
-        rounds = int(rounds * min(10, max(1.5, 0.3 / elapsed)))
-    expected = runtime.read(out)
-    runtime.write(out, np.zeros(WORDS, np.uint32))
-    timer = threading.Timer(0.04, os.kill, (os.getpid(), signal.SIGINT))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    try:
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            runtime.run(recording)
-        timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert not runtime._queue.in_flight
-    np.testing.assert_array_equal(runtime.read(out), expected)  # it finished all the same
-    works(runtime)
 
 
 # --- the end of things -------------------------------------------------------------------------------------

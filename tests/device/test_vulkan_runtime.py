@@ -2,24 +2,26 @@
 
 import re
 import time
+from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from engine import subgroups_from
+from faults import Layer, shim
 from little_kernels import GROUPS, best_info, buffers, declared, little, spirv, words, works
 from support import RUNTIMES
 
 import zinc_attn as za
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
-from zinc_attn.kernels import declarations
 from zinc_attn.kernels.declarations import COPY_KERNEL
 from zinc_attn.runtime import compiling
-from zinc_attn.runtime import devices as machine
 from zinc_attn.runtime.device import load_spirv
+from zinc_attn.runtime.loader import loader
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime
 from zinc_attn.runtime.vulkan.commands import waiting
-from zinc_attn.runtime.vulkan.pipelines import local_size_x
 from zinc_attn.runtime.vulkan.queue import _TIMEOUT as TIMEOUT
 
 # --- what it records ---------------------------------------------------------------------------------------
@@ -46,24 +48,12 @@ def test_barriers(runtime, pairs, barriers):
 
 
 def test_required_subgroup_size(dispatcher_class, monkeypatch):
-    """Both dispatchers ask for the layout's waves; software drivers offer their own size alone, asked for here."""
-    info, size = best_info(), best_info().subgroup_size
-    for module in (machine, declarations):
-        monkeypatch.setattr(module, "WAVE", size)
-    runtime = dispatcher_class(replace(info, layout=info.layout._replace(lanes=size)))
-    if not runtime._device.wave32:
-        pytest.skip("this device offers no choice of the subgroup size")
-    asked, make = [], runtime._device.vk.struct
-
-    def struct(name, **fields):
-        if name == "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo":
-            asked.append(fields)
-        return make(name, **fields)
-
-    monkeypatch.setattr(runtime._device.vk, "struct", struct)
-    works(runtime)
-    assert asked == [{"requiredSubgroupSize": size}] * len(asked) and asked
-    runtime.close()
+    """Both dispatchers ask for full waves where they are offered."""
+    vk = loader()
+    monkeypatch.setattr(vk, "lib", vk.ffi.dlopen(str(shim())))
+    with subgroups_from(Layer(shim()), 32) as asked, closing(dispatcher_class(best_info())) as runtime:
+        works(runtime)
+    assert asked == [(1, 1), (32, 2)]
 
 
 def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
@@ -72,18 +62,14 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
     lib, wait, slices = runtime._device.lib, runtime._queue.wait_fences, iter([TIMEOUT] * 12)
     said = f"{runtime.info.name}: waiting for double, which the driver compiles before the first run: once, and for "
 
-    class Slow:
-        def __getattr__(self, name):
-            return self.build if name == "vkCreateComputePipelines" else getattr(lib, name)
-
-        def build(self, *arguments):
-            end = time.monotonic() + 60
-            while not caplog.messages and time.monotonic() < end:
-                time.sleep(0.001)
-            return lib.vkCreateComputePipelines(*arguments)
+    def build(*arguments):
+        end = time.monotonic() + 60
+        while not caplog.messages and time.monotonic() < end:
+            time.sleep(0.001)
+        return lib.vkCreateComputePipelines(*arguments)
 
     monkeypatch.setattr(compiling, "LONG_S", 0.01)
-    monkeypatch.setattr(runtime._device, "lib", Slow())
+    monkeypatch.setattr(runtime._device, "lib", Mock(wraps=lib, vkCreateComputePipelines=build))
     recording = runtime.record([Dispatch(little(runtime), (x, out), GROUPS)])
     little(runtime)
     assert [message.startswith(said) for message in caplog.messages] == [True]
@@ -95,11 +81,6 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
     runtime.run(recording)
     works(runtime, c=0)
     assert len(caplog.messages) == 1 and caplog.records[0].levelname == "WARNING"
-
-
-def test_local_size():
-    assert local_size_x(np.frombuffer(spirv("double"), np.uint32)) == 32
-    assert local_size_x(np.zeros(9, np.uint32)) == 1
 
 
 def test_timestamps(runtime):
