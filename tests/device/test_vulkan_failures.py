@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from little_kernels import GROUPS, WORDS, best_info, buffers, little, words, works
 from support import FULL
@@ -75,6 +76,26 @@ def test_device_lost(runtime):
     again = VulkanRuntime(best_info())
     again.run(again.record([]))
     again.close()
+
+
+def test_interrupt_during_the_wait(runtime):
+    """The submission has ended all the same."""
+    (x, out), wait = buffers(runtime, Use.INPUT, Use.OUTPUT), runtime._queue.wait_fences
+
+    def interrupted(*_):
+        runtime._queue.wait_fences = wait
+        raise KeyboardInterrupt
+
+    recording = runtime.record([Dispatch(little(runtime, "spin", 20000), (x, out), GROUPS)])
+    runtime.write(x, words(0))
+    runtime.run(recording)
+    expected = runtime.read(out)
+    runtime.write(out, np.zeros(WORDS, np.uint32))
+    runtime._queue.wait_fences = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        runtime.run(recording)
+    np.testing.assert_array_equal(runtime.read(out), expected)
+    works(runtime)
 
 
 # --- the end of things -------------------------------------------------------------------------------------
