@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faults
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from objects import NATIVE, ROOT, linked
+from objects import NATIVE, ROOT, linked, new_folder
 
 from zinc_attn.graph import c as graph_c
 from zinc_attn.kernels import c as generated_c
@@ -42,31 +41,17 @@ SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")  # this process: test_
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler (package gcc)")
 
 
-def _script(path: Path) -> Any:
-    """A script as a module."""
-    name = path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-digest = _script(EMBED / "digest.py")
+digest = SimpleNamespace(**runpy.run_path(str(EMBED / "digest.py")))
 NARROW = {"f16": np.float16, "bf16": bfloat16}  # k and v of za_run, which are float32 for all other types
 
 
 @functools.cache
-def _made() -> Any:
-    folder = tempfile.TemporaryDirectory()
-    for name, text in (generated_c.generated(SPIRV) | graph_c.generated(SPIRV)).items():
-        Path(folder.name, name).write_text(text)
-    return folder
-
-
 def contract() -> Path:
     """The folder of zinc_contract.h, zinc_graph.h and their sources, as scripts/build_contract.py writes them."""
-    return Path(_made().name)
+    folder = new_folder()
+    for name, text in (generated_c.generated(SPIRV) | graph_c.generated(SPIRV)).items():
+        (folder / name).write_text(text)
+    return folder
 
 
 def compiled(target: Path, sources: list[Path], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,14 +77,13 @@ def built(folder: Path, sources: list[Path], *arguments: str) -> str:
 
 
 @functools.cache
-def _built_once(sources: tuple[Path, ...], with_contract: Path) -> tuple[Any, str]:
-    folder = tempfile.TemporaryDirectory()
-    return folder, built(Path(folder.name), [*sources], *(SANITIZE if SANITIZED else []))
+def _built_once(sources: tuple[Path, ...], with_contract: Path) -> str:
+    return built(new_folder(), [*sources], *(SANITIZE if SANITIZED else []))
 
 
 def library(sources: list[Path]) -> c.CDLL:
     """The same for ctypes, built once for all tests of a process."""
-    loaded = c.CDLL(_built_once(tuple(sources), contract())[1])
+    loaded = c.CDLL(_built_once(tuple(sources), contract()))
     loaded.za_error.restype = c.c_char_p
     return loaded
 
@@ -111,19 +95,15 @@ def name_for(device: Any) -> bytes:
     The processor's library is the package's, with the functions of Vulkan that the C library calls.
     """
     if device.info.native:
-        package, folder = native.library()._name, tempfile.TemporaryDirectory()
-        target, compiler = Path(folder.name, "libzinc_cpu.so"), str(native.compiler())
+        package, compiler = native.library()._name, str(native.compiler())
+        target = new_folder() / "libzinc_cpu.so"
         folders = *(f"-I{NATIVE / name}" for name in ("include", "cpu")), f"-I{contract()}"
         flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", *folders]
         source = NATIVE / "cpu" / "vulkan.cpp"
         done = linked(target, [([compiler, *flags], source)], [compiler, "-shared", package])
         assert done.returncode == 0, done.stderr
         os.environ["ZINC_ATTN_CPU_LIBRARY"] = str(target)
-        _FOLDERS.append(folder)
     return bytes(device.info.name, "utf-8")
-
-
-_FOLDERS: list[Any] = []  # that live as long as the process
 
 
 # --- zinc_attn.h ---------------------------------------------------------------------------------------------

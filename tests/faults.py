@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from cache_rows import Twin, done_or_not_done, story, together
-from objects import NATIVE, linked
+from objects import NATIVE, linked, new_folder
 from support import same
 
 import zinc_attn as za
@@ -106,12 +106,7 @@ def build(folder: Path) -> Path:
 @functools.cache
 def shim() -> Path:
     """The library for this process."""
-    folder = tempfile.TemporaryDirectory()
-    _FOLDERS.append(folder)
-    return build(Path(folder.name))
-
-
-_FOLDERS: list[Any] = []  # that live as long as the process
+    return build(new_folder())
 
 
 def environment(library: Path) -> dict[str, str]:

@@ -156,33 +156,32 @@ def refused(call, text):
     else:
         raise AssertionError(text)
 
+def little_memory(text):
+    for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit on files
+        device.runtime.buffer(1 << 20, use).close()
+        refused(lambda: device.runtime.buffer(100 << 20, use), text)
+    right(attn, seq)
+
 right(attn, seq)
 limit(64 << 20)
-for use in Use:
-    device.runtime.buffer(1 << 20, use).close()
-    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_AS")
+little_memory("RLIMIT_AS")  # recorded and compiled before
 refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 4, 1 << 17), "RLIMIT_AS")  # in several buffers
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_AS")
 other = np.ones((2, 128), np.float32), *np.ones((2, 9, 1, 128), np.float16)
 refused(lambda: za.attention(*other, device=device), "RLIMIT_AS")
-right(attn, seq)  # recorded and compiled before
 limit(COMPILE_HEADROOM + (64 << 20))
 out = za.attention(q, k, v, device=device)
 assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-right(attn, seq)
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_HEADROOM + (60 << 20), resource.RLIM_INFINITY))
-for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit
-    device.runtime.buffer(1 << 20, use).close()
-    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_FSIZE")
-right(attn, seq)
+little_memory("RLIMIT_FSIZE")
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_FSIZE")
 refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64), "RLIMIT_FSIZE")
 right(attn, seq)
-
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
 for room in (0, 40, 100, 126, 200):  # MiB; 128 in two buffers are made and used, or refused
     limit(MEMORY_HEADROOM + (room << 20))
     try:

@@ -73,21 +73,16 @@ def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes
 SESSIONS = pytest.mark.parametrize("session", (package, c_library))
 
 
-class Place:
-    """Where the file of the best device lies, and what it holds."""
-
-    def __init__(self, cache):
-        self.file, self.header = cache.file, cache.header
-
-    def stored(self, blob):
-        return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
+def as_stored(blob):
+    return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
+    """The cache of the best device: its file, and the header of what it holds."""
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
     with closing(VulkanRuntime(best_info())) as runtime:
-        return Place(runtime._pipelines.cache)
+        return runtime._pipelines.cache
 
 
 # --- where it lies ---------------------------------------------------------------------------------------------
@@ -123,7 +118,7 @@ def test_round_trip(place, session, other):
     for one, found, kept in zip((session, other, session), (b"", *blobs), blobs, strict=False):
         assert one(kept) == found
         assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]  # no temporary file is left
-    assert place.file.read_bytes() == place.stored(blobs[1])
+    assert place.file.read_bytes() == as_stored(blobs[1])
     assert place.file.stat().st_mode & 0o777 == 0o600
 
 
@@ -131,13 +126,13 @@ def test_round_trip(place, session, other):
 @pytest.mark.parametrize("damage", ("empty", "garbage", "short", "flipped", "foreign", "old", "huge"))
 def test_a_damaged_file_is_written_anew(place, session, damage):
     blob, foreign = place.header + bytes(100), bytes(132)
-    stored = place.stored(blob)
+    stored = as_stored(blob)
     contents = {
         "empty": b"",
         "garbage": b"\xff" * 300,
         "short": stored[:-1],
         "flipped": stored[:-1] + b"\1",
-        "foreign": place.stored(foreign),
+        "foreign": as_stored(foreign),
         "old": stored.replace(b"cache 2", b"cache 1"),
     }
     place.file.parent.mkdir()
@@ -179,7 +174,7 @@ def test_processes_at_once(place):
     with ThreadPoolExecutor(4) as threads:
         arguments = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
     assert {one[len(place.header) :] for one in arguments} <= blobs | {b""}
-    assert place.file.read_bytes() in {place.stored(place.header + blob) for blob in blobs}
+    assert place.file.read_bytes() in {as_stored(place.header + blob) for blob in blobs}
     assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]
 
 
@@ -188,4 +183,4 @@ def test_a_host_that_closes_nothing(place):
     seen = []
     c_library(b"", lambda: seen.append(place.file.exists()))
     c_library(place.header + b"first", lambda: seen.append(place.file.read_bytes()))
-    assert seen == [False, place.stored(place.header + b"first")]
+    assert seen == [False, as_stored(place.header + b"first")]
