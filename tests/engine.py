@@ -199,18 +199,19 @@ class Engine(Opened):
         return -(-rows * (o.v_stride if of_v else o.k_stride) // 4) * 4
 
     def places(self, shape: za.AttnShape, rows: int, new_rows: int, apart: bool = False) -> tuple[Any, Any]:
-        """struct za_places for a layer, and its words: rows, q, out, lse. apart: lse does not lie behind out."""
+        """struct za_places for a layer, and words of its rows, and q, out and lse by row and head.
+
+        apart: lse does not lie behind out.
+        """
         n = rows * shape.q_heads
         sizes = new_rows * shape.kv_heads * self.info.row_words * 4, n * shape.head_dim * 4, n * shape.v_head_dim * 4
         (new, new_words), (q, q_words), (out, out_words) = (
             self.owner.place(size, behind) for size, behind in zip(sizes, (0, 0, 0 if apart else 4 * n), strict=True)
         )
-        lse, lse_words = Place(out.buffer, out.offset + out.size, 4 * n), None
-        if apart:
-            lse, lse_words = self.owner.place(4 * n)
-        else:
-            lse_words = self.owner.words[lse.offset // 4 :][:n]
-        return Places(new, q, out, lse), (new_words, q_words, out_words, lse_words)
+        lse = self.owner.place(4 * n)[0] if apart else Place(out.buffer, out.offset + out.size, 4 * n)
+        lse_words = self.owner.words[lse.offset // 4 :][:n]
+        floats = (x.view(np.float32).reshape(rows, shape.q_heads, -1) for x in (q_words, out_words))
+        return Places(new, q, out, lse), (new_words, *floats, lse_words.view(np.float32).reshape(rows, -1))
 
 
 # --- what no driver here does ---------------------------------------------------------------------------------
