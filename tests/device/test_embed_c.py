@@ -1,9 +1,8 @@
-"""The C library built by CMake: the program of examples/embed on every driver, and the engines of examples/."""
+"""The C library built by CMake: the programs of examples/ and of docs/c-hosts.md."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -77,63 +76,39 @@ def test_the_run_of_the_page(built, on, tmp_path):
     assert [shown[step][0] for step in (1, 3, 4)] == ["", "copy of page 9 to page 8\n", ""]
 
 
-def test_the_first_program_of_the_page(built, tmp_path):
-    """Written, compiled, linked in three ways and run as docs/c-hosts.md says, on the machine's best device."""
-    page = PAGE.read_text()
-    (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
-    for folder in (NATIVE, ROOT / "examples"):
-        (tmp_path / folder.name).symlink_to(folder)
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "native").symlink_to(built)
-    lines = ["set -e", *re.findall(r"^(?:cc|c\+\+|export|cmake --install) .*", page, flags=re.M)]
-    script, env = "\n".join(lines), system_drivers()
-    done = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True, env=env)
-    assert (done.returncode, done.stderr) == (0, "") and re.findall(r"^1 0$", done.stdout, flags=re.M) == ["1 0"] * 3
-
-
-# --- the engines of examples/, with the installed library ----------------------------------------------------
-
 PROJECT = """\
 cmake_minimum_required(VERSION 3.18)
 project(engine LANGUAGES CXX)
 find_package(zinc_attn 1 REQUIRED)
-add_executable(engine_cpp {source})
-set_target_properties(engine_cpp PROPERTIES CXX_STANDARD 20)
-target_link_libraries(engine_cpp PRIVATE zinc_attn::static)
+add_executable(engine examples/host_engine.cpp)
+set_target_properties(engine PROPERTIES CXX_STANDARD 20)
+target_link_libraries(engine PRIVATE zinc_attn::static)
 """
+CMAKE = (
+    'cmake -B project -DCMAKE_PREFIX_PATH="$PWD/build/prefix"',
+    "cmake --build project",
+    "project/engine | sha256sum",
+)
 
 
-@pytest.fixture(scope="module")
-def engines(built, tmp_path_factory):
-    """host_engine.c with the shared library by pkg-config, host_engine.cpp with the static one by find_package."""
+def test_the_programs_of_the_page(built, tmp_path):
+    """Written, compiled, linked in each way and run as docs/c-hosts.md says, on the machine's best device."""
     if not shutil.which("g++") or not shutil.which("pkg-config"):
         pytest.skip("there is no C++ compiler, or no pkg-config")
-    folder = tmp_path_factory.mktemp("engines")
-    prefix = folder / "prefix"
-    (folder / "CMakeLists.txt").write_text(PROJECT.format(source=ROOT / "examples" / "host_engine.cpp"))
-    flags = "-std=c11 -Wall -Wextra -Werror -pedantic"
-    for command in (
-        f"cmake --install {built} --prefix {prefix}",
-        f"cc {flags} {ROOT}/examples/host_engine.c -o engine $(pkg-config --cflags --libs zinc_attn)",
-        f"cmake -S . -B . -DCMAKE_PREFIX_PATH={prefix} && cmake --build .",
-    ):
-        env = {**os.environ, "PKG_CONFIG_PATH": str(next(prefix.rglob("pkgconfig"), prefix))}
-        done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, env=env)
-        assert done.returncode == 0 and not done.stderr, done.stderr
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "arguments"),
-    (("engine", "host_engine.c", ("70",)), ("engine_cpp", "host_engine.cpp", ())),
-)
-def test_an_engine_has_the_digest_of_its_source(engines, name, source, arguments):
-    """Three layers and 70 tokens without a readback, and several sequences in one call between an engine's buffers."""
-    library = next((engines / "prefix").rglob("libzinc_attn.so")).parent
-    env = {**system_drivers(), "LD_LIBRARY_PATH": str(library)}
-    done = subprocess.run([engines / name, *arguments], cwd=engines, capture_output=True, env=env)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert hashlib.sha256(done.stdout).hexdigest() in (ROOT / "examples" / source).read_text()
+    page = PAGE.read_text()
+    (tmp_path / "first.c").write_text(re.search(r"```c\n(.*?)```", page, flags=re.S)[1])
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    for folder in (NATIVE, ROOT / "examples"):
+        (tmp_path / folder.name).symlink_to(folder)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "native").symlink_to(built)
+    lines = re.findall(r"^(?:cc |c\+\+ |export |cmake --install |\./).*", page, flags=re.M)
+    script, env = "\n".join(["set -e", *lines, *CMAKE]), system_drivers()
+    done = subprocess.run(script, shell=True, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "") and re.findall(r"^1 0$", done.stdout, flags=re.M) == ["1 0"] * 3
+    digests = re.findall(r"^(\w{64})  -$", done.stdout, flags=re.M)
+    for digest_of, name in zip(digests, ("host_engine.c", "host_engine.cpp", "host_engine.cpp"), strict=True):
+        assert digest_of in (ROOT / "examples" / name).read_text(), name
 
 
 def test_no_driver_is_refused(built, tmp_path, monkeypatch):
