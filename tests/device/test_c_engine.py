@@ -324,32 +324,34 @@ def test_a_second_thread_is_refused(small):
     assert attempt(small, places) == ""
 
 
+def ask_for_features(small, chain, get_proc=None):
+    """za_wanted_features fills in a chain of features."""
+    device = small.owner.device
+    handles = (c.c_void_p(small.owner.number(x)) for x in (device.instance, device.physical, chain))
+    instance, physical, features = handles
+    assert small.c.za_wanted_features(instance, physical, c.c_void_p(get_proc or small.get_proc), features)
+
+
 def test_subgroups_of_32_are_the_host_s_to_enable(small):
     """za_wanted_features asks for them where they are offered, and only what the host enabled is used."""
-    owner, device = small.owner, small.owner.device
-    size = owner.vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
-    chain = owner.vk.struct("VkPhysicalDeviceFeatures2", pNext=size)
-    features = owner.number(chain)
-
-    def wants():
-        given = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
-        assert small.c.za_wanted_features(*given, c.c_void_p(small.get_proc), c.c_void_p(features))
-        return bool(size.subgroupSizeControl)
+    vk = small.owner.vk
+    size = vk.struct("VkPhysicalDeviceSubgroupSizeControlFeatures")
+    chain = vk.struct("VkPhysicalDeviceFeatures2", pNext=size)
 
     def uses(enabled):
-        host = owner.host(get_proc=small.get_proc, enabled=enabled)
+        host = small.owner.host(get_proc=small.get_proc, enabled=enabled and small.owner.number(enabled))
         handle = c.c_void_p(small.c.za_device_from(c.byref(host)))
         wave32 = small.c.za_device_info(handle).wave32
         small.c.za_device_close(handle)
         return wave32
 
-    size.subgroupSizeControl = 0
-    offered = wants()
-    assert uses(features) == offered and not uses(None)
+    ask_for_features(small, chain)
+    assert uses(chain) == bool(size.subgroupSizeControl) and not uses(None)
     with subgroups_from(small.layer, 32):
         size.subgroupSizeControl = 0
-        assert not uses(features)  # offered, but not enabled
-        assert wants() and uses(features) and not uses(None)
+        assert not uses(chain)  # offered, but not enabled
+        ask_for_features(small, chain)
+        assert size.subgroupSizeControl and uses(chain) and not uses(None)
 
 
 def matrix_features(owner):
@@ -363,33 +365,29 @@ def matrix_features(owner):
 
 def test_matrix_units_are_the_host_s_to_enable(small, monkeypatch):
     """za_wanted_features asks for them where they are offered and $ZINC_ATTN_UNITS leaves them in."""
-    owner, device = small.owner, small.owner.device
     for asked in "01":
         monkeypatch.setenv("ZINC_ATTN_UNITS", asked)
-        chain, structs = matrix_features(owner)
-        handles = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
-        assert small.c.za_wanted_features(*handles, c.c_void_p(small.get_proc), c.c_void_p(owner.number(chain)))
-        matrix, int8, memory = structs
+        chain, (matrix, int8, memory) = matrix_features(small.owner)
+        ask_for_features(small, chain)
         wanted = matrix.cooperativeMatrix, int8.shaderInt8, memory.vulkanMemoryModel
-        assert wanted == (int(asked == "1" and device.info.matrix.int8 is not None),) * 3 and not int8.shaderFloat16
+        offered = small.owner.device.info.matrix.int8 is not None
+        assert wanted == (int(asked == "1" and offered),) * 3 and not int8.shaderFloat16
 
 
 def test_a_driver_that_does_not_know_matrix_units_is_not_asked_for_them(small, monkeypatch):
     """It leaves the struct of the feature as it is, and has no function that lists products."""
     monkeypatch.setenv("ZINC_ATTN_UNITS", "1")
-    owner, device, asked = small.owner, small.owner.device, []
-    known = c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)(small.get_proc)
-    features = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p)(lambda *_: None)
+    asked, known = [], c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)(small.get_proc)
     products = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p)(lambda *_: asked.append(1) or -3)
-    older = {b"vkGetPhysicalDeviceFeatures2": features, b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": products}
 
     @c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)
     def get_proc(instance, name):
-        return c.cast(older[name], c.c_void_p).value if name in older else known(instance, name)
+        lists = name == b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+        return c.cast(products, c.c_void_p).value if lists else known(instance, name)
 
-    chain, structs = matrix_features(owner)
-    handles = [c.c_void_p(owner.number(x)) for x in (device.instance, device.physical)]
-    assert small.c.za_wanted_features(*handles, c.cast(get_proc, c.c_void_p), c.c_void_p(owner.number(chain)))
+    chain, structs = matrix_features(small.owner)
+    with small.layer.replaced("vkGetPhysicalDeviceFeatures2", lambda *_: None):
+        ask_for_features(small, chain, c.cast(get_proc, c.c_void_p).value)
     assert not asked and not structs[0].cooperativeMatrix
 
 
