@@ -19,20 +19,9 @@ if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.
 SAMPLED = 6  # stories per dispatcher without --full
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return faults.build(tmp_path_factory.mktemp("layer"))
-
-
 def needs(runtime):
     if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
-
-
-@pytest.fixture(params=RUNTIMES)
-def runtime(request):
-    needs(request.param)
-    return request.param
 
 
 # (function, result): how a story ends in which the twentieth such call fails
@@ -52,18 +41,32 @@ NO_WAIT += [Fault(name, 1, -1, False, True) for name in ("vkQueueWaitIdle", "vkD
 NO_FENCE = [Fault("vkResetFences", 20, -1, False, True), Fault("vkCreateFence", 2, -1, False, True)]
 
 
-def test_the_known_faults(library, runtime):
-    carries = (False, True) if FULL else (False,)
-    table = {
-        (Fault(name, 20, result, carry),): ended for (name, result), ended in TABLE.items() for carry in carries
-    } | {tuple(NO_WAIT): "device lost", tuple(NO_FENCE): "device lost"}
-    assert dict(zip(table, faults.told(library, runtime, [*table])[1], strict=True)) == table
+KNOWN = {
+    **{
+        (Fault(name, 20, result, carry),): ended
+        for (name, result), ended in TABLE.items()
+        for carry in ((False, True) if FULL else (False,))
+    },
+    **{tuple(NO_WAIT): "device lost", tuple(NO_FENCE): "device lost"},
+}
 
 
-def test_every_fault(library, runtime):
-    every = faults.all_faults(faults.told(library, runtime, [])[0])
+@pytest.fixture(scope="module", params=RUNTIMES)
+def known(request):
+    """A dispatcher, how often the undisturbed story calls each function, and the outcomes under the known faults."""
+    needs(request.param)
+    return request.param, *faults.told(faults.shim(), request.param, [*KNOWN])
+
+
+def test_the_known_faults(known):
+    assert dict(zip(KNOWN, known[2], strict=True)) == KNOWN
+
+
+def test_every_fault(known):
+    runtime, counts, _ = known
+    every = faults.all_faults(counts)
     chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
-    outcomes = faults.told(library, runtime, chosen)[1]
+    outcomes = faults.told(faults.shim(), runtime, chosen)[1]
     print(Counter(outcomes))
     assert not [pair for pair in zip(chosen, outcomes, strict=True) if pair[1] not in faults.GOOD]
     assert outcomes.count("not reached") < len(outcomes) / 4
@@ -200,10 +203,10 @@ print("done")
     ("runtime", "story"),
     [*itertools.product(RUNTIMES, ("FORKS", "LITTLE")), ("cpu", "FORKS")],
 )
-def test_a_process_comes_to_its_end(library, runtime, story):
+def test_a_process_comes_to_its_end(runtime, story):
     """With lavapipe alone, or the processor; a process that hangs fails."""
     needs(runtime)
-    environment = {**faults.environment(library), "LD_PRELOAD": ""}
+    environment = {**faults.environment(faults.shim()), "LD_PRELOAD": ""}
     if runtime == "cpu":  # which is compiled already
         del environment["ZINC_ATTN_CACHE_DIR"]
     command = [sys.executable, "-c", WORLD + globals()[story], runtime]
