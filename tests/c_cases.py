@@ -181,18 +181,9 @@ class Run:
         return call_of(requests, **options), whole
 
 
-def fill(words: Any, arrays: Any) -> None:
-    """Copy arrays to the begin of places."""
-    for to, array in zip(words, arrays, strict=True):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
-        to[: flat.size] = flat
-
-
-def results(shape: za.AttnShape, rows: int, words: Any) -> tuple[Any, Any]:
-    """out and lse of ``rows`` rows."""
-    n = rows * shape.q_heads
-    out = words[2][: n * shape.v_head_dim].view(np.float32).reshape(rows, shape.q_heads, shape.v_head_dim)
-    return out, words[3][:n].view(np.float32).reshape(rows, shape.q_heads)
+def fill(words: Any, layer: Values) -> None:
+    """Copy new rows and q to the begin of places."""
+    words[0][: layer.words.size], words[1][: len(layer.q)] = layer.words, layer.q
 
 
 def steps_of(run: Run) -> Iterator[list[tuple[Any, ...]]]:
@@ -234,7 +225,7 @@ class Checked:
             scales = [x if kind.head_scale else None for x, kind in zip(scales, run.kinds, strict=True)]
             scales[1] = None if shape.latent else scales[1]
         self.engine = Engine(loaded, self.owner, options, LAYERS, TOKENS // case.page_size, scales, steps=case.steps)
-        self.c, self.apart = self.engine.c, case.apart
+        self.c = self.engine.c
         self.shared = 0  # items of several rows, over all calls but recorded ones
         self.flags = [name in case.options for name in ("sinks", "softcap", *BIASES, "mask_slopes")]
         room = Room(SLOTS, 2, ROWS, NEW_ROWS, 256, 0, MASK_KEYS, *self.flags)
@@ -253,11 +244,11 @@ class Checked:
         """In the command buffer of each slot by turns; every second step is one."""
         slot = number // 2 % SLOTS
         for (_, words), layer in zip(self.places, layers, strict=True):
-            fill(words, (layer.words, layer.q, [], []))
+            fill(words, layer)
         assert self.c.za_step(self.prepared, slot, c.byref(call)), self.engine.error
         self.owner.submit(self.recordings[slot][1])
         for (_, words), layer in zip(self.places, layers, strict=True):
-            got, n = results(self.run.shape, ROWS, words), len(layer.q)
+            got, n = words[2:], len(layer.q)
             same([x[:n] for x in got], layer.want or [x[:0] for x in got], number)
             if not self.flags[0]:  # what further rows of the room have, which see no key
                 assert not np.any(got[0][n:]) and np.all(got[1][n:] == -np.inf)
@@ -267,13 +258,11 @@ class Checked:
         for layer, ((places, words), inputs) in enumerate(
             zip(self.large if large else self.places, layers, strict=True)
         ):
-            fill(words, (inputs.words, inputs.q, [], []))
+            fill(words, inputs)
             assert self.c.za_run_at(self.engine.cache, layer, c.byref(call), c.byref(places)), self.engine.error
             self.shared += self.c.za_trace(self.engine.attn).shared
-            # lse lies behind the room's rows, so that it is copied
-            lse = words[3] if self.apart else self.owner.words[places.lse.offset // 4 :]
-            if len(inputs.q):
-                same(results(self.run.shape, len(inputs.q), (0, 0, words[2], lse)), inputs.want, (number, layer))
+            if n := len(inputs.q):  # lse lies behind the room's rows, so that it is copied
+                same([x[:n] for x in words[2:]], inputs.want, (number, layer))
 
     def run_host(self, number: int, call: Any, layers: list[Values]) -> None:
         """From host memory."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 from c_host import CODES, CachePlaces, Call, Host, Place, Places, Request, declared
+from faults import Layer
 
 import zinc_attn as za
 from zinc_attn.runtime.device import DeviceInfo
 from zinc_attn.runtime.devices import MATRIX_FEATURES
+from zinc_attn.runtime.loader import loader
 from zinc_attn.runtime.protocol import Use
 from zinc_attn.runtime.vulkan import memory
 from zinc_attn.runtime.vulkan.commands import Commands
@@ -107,6 +111,30 @@ def call_of(requests: list[dict[str, Any]], **options: Any) -> Any:
     return call
 
 
+class Failed(Exception):
+    """A function of the library that failed."""
+
+
+class Made:
+    """Calls of the library, each of which raises if it fails, and what they make, freed in the opposite order."""
+
+    def __init__(self, loaded: c.CDLL) -> None:
+        self.c, self.frees = loaded, list[tuple[str, Any]]()
+
+    def __call__(self, name: str, *arguments: Any, free: str | None = None) -> Any:
+        handle = getattr(self.c, name)(*arguments)
+        if not handle:
+            raise Failed(f"{CODES[self.c.za_error_code()]}: {self.c.za_error().decode()}")
+        if free is None:
+            return None
+        self.frees.append((free, c.c_void_p(handle)))
+        return self.frees[-1][1]
+
+    def close(self) -> None:
+        for name, handle in reversed(self.frees):
+            getattr(self.c, name)(handle)
+
+
 class Opened:
     """The library ``c`` with a device, its kernels for a shape, and a cache, by their addresses."""
 
@@ -171,15 +199,71 @@ class Engine(Opened):
         return -(-rows * (o.v_stride if of_v else o.k_stride) // 4) * 4
 
     def places(self, shape: za.AttnShape, rows: int, new_rows: int, apart: bool = False) -> tuple[Any, Any]:
-        """struct za_places for a layer, and its words: rows, q, out, lse. apart: lse does not lie behind out."""
+        """struct za_places for a layer, and words of its rows, and q, out and lse by row and head.
+
+        apart: lse does not lie behind out.
+        """
         n = rows * shape.q_heads
         sizes = new_rows * shape.kv_heads * self.info.row_words * 4, n * shape.head_dim * 4, n * shape.v_head_dim * 4
         (new, new_words), (q, q_words), (out, out_words) = (
             self.owner.place(size, behind) for size, behind in zip(sizes, (0, 0, 0 if apart else 4 * n), strict=True)
         )
-        lse, lse_words = Place(out.buffer, out.offset + out.size, 4 * n), None
-        if apart:
-            lse, lse_words = self.owner.place(4 * n)
-        else:
-            lse_words = self.owner.words[lse.offset // 4 :][:n]
-        return Places(new, q, out, lse), (new_words, q_words, out_words, lse_words)
+        lse = self.owner.place(4 * n)[0] if apart else Place(out.buffer, out.offset + out.size, 4 * n)
+        lse_words = self.owner.words[lse.offset // 4 :][:n]
+        floats = (x.view(np.float32).reshape(rows, shape.q_heads, -1) for x in (q_words, out_words))
+        return Places(new, q, out, lse), (new_words, *floats, lse_words.view(np.float32).reshape(rows, -1))
+
+
+# --- what no driver here does ---------------------------------------------------------------------------------
+
+
+def in_chain(struct: Any, kind: str) -> Any:
+    """The struct of a kind in the chain of another one, or a null pointer."""
+    vk = loader()
+    part, number = vk.ffi.cast(f"{kind} *", struct.pNext), vk.struct(kind).sType
+    while part and part.sType != number:
+        part = vk.ffi.cast(f"{kind} *", part.pNext)
+    return part
+
+
+@contextmanager
+def subgroups_from(layer: Layer, size: int) -> Iterator[list[tuple[int, int]]]:
+    """The library sees subgroups of ``size`` (16: those of an Intel GPU) to 64; the driver is asked for what it has.
+
+    Yields what is asked for: (subgroupSizeControl, computeFullSubgroups) of a device, (size, flags) of pipelines.
+    """
+    asked, control = list[tuple[int, int]](), "VkPhysicalDeviceSubgroupSizeControl"
+
+    def properties(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if size == 16:
+            result.vendorID, result.deviceType = 0x8086, 1
+
+    def properties2(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if sizes := in_chain(result, f"{control}Properties"):
+            sizes.minSubgroupSize, sizes.maxSubgroupSize, sizes.requiredSubgroupSizeStages = size, 64, 0x20
+
+    def features2(real: Any, physical: Any, result: Any) -> None:
+        real(physical, result)
+        if features := in_chain(result, f"{control}Features"):
+            features.subgroupSizeControl = features.computeFullSubgroups = 1
+
+    def device(real: Any, physical: Any, info: Any, *more: Any) -> int:
+        features = in_chain(info, f"{control}Features")
+        asked.append((features.subgroupSizeControl, features.computeFullSubgroups))
+        info.pNext = loader().ffi.NULL
+        return int(real(physical, info, *more))
+
+    def pipelines(real: Any, device: Any, cache: Any, count: int, info: Any, *more: Any) -> int:
+        required = in_chain(info.stage, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
+        asked.append((required.requiredSubgroupSize if required else 0, info.stage.flags))
+        info.stage.pNext, info.stage.flags = loader().ffi.NULL, 0
+        return int(real(device, cache, count, info, *more))
+
+    functions = {"vkGetPhysicalDeviceProperties": properties, "vkGetPhysicalDeviceProperties2": properties2}
+    functions |= {"vkGetPhysicalDeviceFeatures2": features2, "vkCreateDevice": device}
+    with ExitStack() as stack:
+        for name, function in (functions | {"vkCreateComputePipelines": pipelines}).items():
+            stack.enter_context(layer.replaced(name, function))
+        yield asked

@@ -1,41 +1,56 @@
-"""Vulkan calls that fail, one by one: builds the layer fault_layer.c and tells a story under it in other processes.
+"""Vulkan calls that fail, one by one: builds the library fault_shim.c and tells a story with it in another process.
 
 The story opens a device, fills a cache, forks, tells the ``story`` of cache_rows, saves and loads a sequence, makes 49
 more calls, and closes. Every result must have the oracle's bits or be a ZincAttnError, whatever call of Vulkan fails;
-closing must end; and where the device goes on working no Vulkan object may be left.
+closing must end; and where the device goes on working no Vulkan object may be left. ``c_failures`` asks the same of the
+C library, in the tests' process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import gc
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from cache_rows import Twin, done_or_not_done, story, together
+from objects import NATIVE, linked, new_folder
 from support import same
 
 import zinc_attn as za
 from zinc_attn.errors import DeviceLostError, ZincAttnError
+from zinc_attn.runtime.loader import loader
 
-LAYER = "VK_LAYER_ZINC_ATTN_fault"
+SOURCE = Path(__file__).with_name("device") / "fault_shim.c"
 SHAPE, LAYERS, PAGE = za.AttnShape(2, 1, 64), 2, 16
 MORE_CALLS = 49
 STORY_LIMIT_S = 60  # a story takes a fraction of a second; the driver's first compilation may take the rest
 WAITING = ("vkQueueSubmit", "vkWaitForFences", "vkResetFences", "vkQueueWaitIdle", "vkDeviceWaitIdle")
 MAKING = ("vkCreate", "vkAllocate")  # such a call that is said to have failed is never carried out
 GOOD = ("not reached", "right", "one call failed", "device lost", "never opened")
+
+# All functions that the C library calls, and what else the package and Kompute do.
+_OF_C = re.findall(r"\bX\(([A-Z]\w+)\)", (NATIVE / "src" / "functions.h").read_text())
+_MORE = "EnumerateInstanceVersion CreateInstance CreateQueryPool DestroyQueryPool GetQueryPoolResults GetFenceStatus"
+_MORE += " FlushMappedMemoryRanges FreeCommandBuffers"
+FUNCTIONS = [f"vk{name}" for name in (*_OF_C, *_MORE.split())]
+_OBJECT = re.compile(r"vk(Create|Allocate|Destroy|Free)(?:Compute)?(\w+?)s?")
+KINDS = [match[2] for name in FUNCTIONS if (match := _OBJECT.fullmatch(name)) and match[1] in ("Destroy", "Free")]
+_NOTED = {"vkBeginCommandBuffer": "begin(x0);", "vkQueueSubmit": "submit(x1, x2);"}
+_NOTED |= dict.fromkeys(("vkWaitForFences", "vkQueueWaitIdle", "vkDeviceWaitIdle"), "pendings = 0;")
 
 
 class Fault(NamedTuple):
@@ -50,30 +65,58 @@ class Fault(NamedTuple):
 
 Faults = tuple[Fault, ...]  # of one story
 
-# --- the layer ---------------------------------------------------------------------------------------------
+# --- the library that makes calls fail ---------------------------------------------------------------------
+
+
+def _wrapper(number: int, name: str) -> str:
+    """A function in front of libvulkan's: a result may be another one, and objects are counted."""
+    kind = loader().ffi.typeof(f"PFN_{name}")
+    parameters = ", ".join(f"{x.cname} x{i}" for i, x in enumerate(kind.args))
+    call = f"((PFN_{name})fault_next[{number}])({', '.join(f'x{i}' for i, _ in enumerate(kind.args))});"
+    what = match[2] if (match := _OBJECT.fullmatch(name)) else ""
+    count = f"fault_live[{KINDS.index(what)}]" if what in KINDS else ""
+    if kind.result.cname == "void":
+        handle = "x0" if what in ("Instance", "Device") else "x1"
+        return f"void {name}({parameters}) {{ {f'{count} -= !!{handle};' if count else ''} {call} }}"
+    return f"""VkResult {name}({parameters}) {{
+    VkResult said = VK_SUCCESS;
+    const enum mode mode = enter({number}, &said);
+    if (mode == REFUSE) return said;
+    {_NOTED.get(name, "")}
+    const VkResult result = {call}
+    {f"{count} += result == VK_SUCCESS;" if count else ""}
+    return mode == CARRY_OUT ? said : result;
+}}"""
 
 
 def build(folder: Path) -> Path:
-    """Compile the layer into ``folder``, with the manifest by which the Vulkan loader finds it."""
-    library = folder / "libfault_layer.so"
-    source = Path(__file__).with_name("device") / "fault_layer.c"
-    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*command, "-fvisibility=hidden", str(source), "-o", str(library)], check=True)
-    layer = {"name": LAYER, "type": "GLOBAL", "library_path": str(library), "api_version": "1.3.0"}
-    layer |= {"implementation_version": "1", "description": "makes one Vulkan call fail"}
-    (folder / "fault_layer.json").write_text(json.dumps({"file_format_version": "1.2.0", "layer": layer}))
-    return library
+    """Compile the library into ``folder``."""
+    names, own = (", ".join(form.format(name) for name in FUNCTIONS) for form in ('"{}"', "(PFN_vkVoidFunction){}"))
+    lines = [f"enum {{ COUNT = {len(FUNCTIONS)} }};", f"static const char *const NAMES[] = {{{names}}};"]
+    lines += ["PFN_vkVoidFunction fault_next[COUNT];", f"long fault_calls[COUNT], fault_live[{len(KINDS)}];"]
+    lines += [*itertools.starmap(_wrapper, enumerate(FUNCTIONS)), f"static const PFN_vkVoidFunction OWN[] = {{{own}}};"]
+    (folder / "wrappers.h").write_text("\n".join(lines))
+    command = ["cc", "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
+    link = "cc", "-shared", "-Wl,--no-as-needed", "-lvulkan"  # where functions are found that it has not
+    done = linked(folder / "libfault_shim.so", [(command, SOURCE)], link)
+    assert done.returncode == 0, done.stderr
+    return folder / "libfault_shim.so"
+
+
+@functools.cache
+def shim() -> Path:
+    """The library for this process."""
+    return build(new_folder())
 
 
 def environment(library: Path) -> dict[str, str]:
-    """For a process under the layer, with lavapipe as its only driver."""
+    """For a process with the library in front of libvulkan, with lavapipe as its only driver."""
     icd = next(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json"))
     paths = [str(Path(za.__file__).parents[1]), str(Path(__file__).parent)]
     changes = {
         "VK_DRIVER_FILES": str(icd),
         "VK_ICD_FILENAMES": str(icd),
-        "VK_LAYER_PATH": str(library.parent),
-        "VK_INSTANCE_LAYERS": LAYER,
+        "LD_PRELOAD": str(library),
         "NODEVICE_SELECT": "1",  # Mesa's layer that orders devices crashes where a listing fails
         "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *paths]),
         "ZINC_ATTN_CACHE_DIR": str(library.parent / "cache"),
@@ -83,35 +126,51 @@ def environment(library: Path) -> dict[str, str]:
 
 
 class Layer:
-    """The layer that the Vulkan loader has loaded into this process."""
+    """The library in this process. get_proc: the address of its vkGetInstanceProcAddr."""
 
     def __init__(self, library: Path) -> None:
         self._lib = ctypes.CDLL(str(library))
-        self._lib.fault_function.restype = self._lib.fault_kind.restype = ctypes.c_char_p
-        self._lib.fault_calls.restype = self._lib.fault_live.restype = ctypes.c_long
-        self._lib.fault_misused.restype = ctypes.c_long
+        self._next = (ctypes.c_void_p * len(FUNCTIONS)).in_dll(self._lib, "fault_next")
         self.disarm = self._lib.fault_disarm
-        self.misused = self._lib.fault_misused  # command buffers that were begun while they might run
+        self.get_proc = ctypes.cast(self._lib.vkGetInstanceProcAddr, ctypes.c_void_p).value
 
-    @staticmethod
-    def _each(name_of: Any, count: Any) -> dict[str, int]:
-        names = iter(map(name_of, itertools.count()).__next__, None)
-        return {name.decode(): int(count(name)) for name in names}
+    def _long(self, name: str) -> int:
+        return ctypes.c_long.in_dll(self._lib, name).value
 
     def arm(self, fault: Fault) -> None:
         function, nth, *rest = fault
         self._lib.fault_arm(function.encode(), ctypes.c_long(nth), *map(int, rest))
 
     def fired(self) -> int:
-        return int(self._lib.fault_fired())
+        return ctypes.c_int.in_dll(self._lib, "fault_fired").value
+
+    def misused(self) -> int:
+        """Command buffers that were begun while they might run."""
+        return self._long("fault_misused")
+
+    def blocks(self) -> int:
+        """Blocks of memory that the C library has not freed."""
+        return self._long("fault_blocks")
 
     def calls(self) -> dict[str, int]:
-        return self._each(self._lib.fault_function, self._lib.fault_calls)
+        return dict(zip(FUNCTIONS, (ctypes.c_long * len(FUNCTIONS)).in_dll(self._lib, "fault_calls"), strict=True))
 
     def live(self) -> dict[str, int]:
         """Living objects per kind, where there are any."""
-        counts = self._each(self._lib.fault_kind, self._lib.fault_live)
-        return {kind: count for kind, count in counts.items() if count}
+        counts = (ctypes.c_long * len(KINDS)).in_dll(self._lib, "fault_live")
+        return {kind: count for kind, count in zip(KINDS, counts, strict=True) if count}
+
+    @contextmanager
+    def replaced(self, name: str, function: Callable[..., Any]) -> Iterator[None]:
+        """``function`` takes the calls of a function of Vulkan, and that function as its first argument."""
+        ffi, number = loader().ffi, FUNCTIONS.index(name)
+        kind, real = ffi.typeof(f"PFN_{name}"), self._next[number]
+        callback = ffi.callback(kind, partial(function, ffi.cast(kind, real or 0)))
+        self._next[number] = int(ffi.cast("uintptr_t", callback))
+        try:
+            yield
+        finally:
+            self._next[number] = real
 
 
 # --- the story, told in a process of its own ---------------------------------------------------------------
@@ -224,8 +283,9 @@ def outcome(layer: Layer, runtime: str, folder: Path, faults: Sequence[Fault]) -
 
 
 def tell_stories(library: Path, runtime: str, plan: Path) -> None:
-    """Print the number of calls of one undisturbed story, then 'index outcome' for each fault in the file."""
+    """Print the number of calls of one undisturbed story, then the outcome for each fault in the file."""
     folder = Path(tempfile.mkdtemp(dir=library.parent))
+    loader().lib = loader().ffi.dlopen(str(library))
     za.list_devices()
     layer = Layer(library)
     faulthandler.enable()
@@ -235,46 +295,24 @@ def tell_stories(library: Path, runtime: str, plan: Path) -> None:
     assert (ended := outcome(layer, runtime, folder, [])) == "not reached", ended
     assert layer.live() == live, (layer.live(), live)
     print(json.dumps({name: n - before[name] for name, n in layer.calls().items()}), flush=True)
-    for index, faults in enumerate(json.loads(plan.read_text())):
-        print("start", index, flush=True)
+    for faults in json.loads(plan.read_text()):
         faulthandler.dump_traceback_later(STORY_LIMIT_S, exit=True)
-        print("end", index, outcome(layer, runtime, folder, [Fault(*f) for f in faults]), flush=True)
+        print(outcome(layer, runtime, folder, [Fault(*f) for f in faults]), flush=True)
         faulthandler.cancel_dump_traceback_later()
 
 
-# --- many faults, told in few processes --------------------------------------------------------------------
+# --- many faults, told in one process ----------------------------------------------------------------------
 
 
-def told(library: Path, runtime: str, faults: Sequence[Faults], limit_s: float = 3600) -> tuple[list[str], int, str]:
-    """The lines that a process prints which tells these stories, its exit status and what it says of an error."""
+def told(library: Path, runtime: str, faults: Sequence[Faults]) -> tuple[dict[str, int], list[str]]:
+    """How often the undisturbed story calls each function, and the outcomes of stories under these faults."""
     plan = library.parent / f"plan-{runtime}.json"
     plan.write_text(json.dumps(faults))
     command = [sys.executable, __file__, str(library), runtime, str(plan)]
-    done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=limit_s)
-    lines = done.stdout.splitlines()
-    if done.returncode and not any(line.startswith("start") for line in lines):
-        raise RuntimeError(f"the undisturbed story ended with {done.returncode}: {done.stderr[-3000:]}")
-    return lines, done.returncode, done.stderr
-
-
-def run_faults(library: Path, runtime: str, faults: Sequence[Faults]) -> list[str]:
-    """The outcome of each story. A process that ends in one goes on with the next in another process."""
-    outcomes: list[str] = []
-    while len(outcomes) < len(faults):
-        lines, status, error = told(library, runtime, faults[len(outcomes) :])
-        ended = [line.split(maxsplit=2)[2] for line in lines if line.startswith("end")]
-        outcomes += ended
-        if sum(line.startswith("start") for line in lines) > len(ended):
-            outcomes.append(f"the process ended with {status}: {error[-1500:]}")
-        elif not ended:
-            raise RuntimeError(f"no story was told, and the process ended with {status}: {error[-3000:]}")
-    return outcomes
-
-
-def count_calls(library: Path, runtime: str) -> dict[str, int]:
-    """How often the undisturbed story calls each function."""
-    counts: dict[str, int] = json.loads(told(library, runtime, [], 600)[0][0])
-    return counts
+    done = subprocess.run(command, env=environment(library), capture_output=True, text=True, timeout=3600)
+    counts, *outcomes = done.stdout.splitlines() or [""]
+    assert done.returncode == 0, f"after {outcomes} and {counts}: {done.returncode}, {done.stderr[-3000:]}"
+    return json.loads(counts), outcomes
 
 
 def all_faults(calls: dict[str, int]) -> list[Faults]:
@@ -303,14 +341,6 @@ def settling_faults() -> list[Faults]:
                 good = (Fault(name, 2 if name == "vkCreateFence" else 1, result, False, True) for name in settling)
                 settled.append((start, *good))
     return settled
-
-
-def summary(faults: Sequence[Faults], outcomes: Sequence[str]) -> str:
-    """How many stories ended how, and each one that ended badly."""
-    counts = Counter(o if o in GOOD else "BAD" for o in outcomes)
-    lines = [", ".join(f"{name}: {counts[name]}" for name in (*GOOD, "BAD")) + f"; {len(faults)} in all"]
-    lines += [f"{f}: {o}" for f, o in zip(faults, outcomes, strict=True) if o not in GOOD]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,59 +1,23 @@
-// scripts/float_errors: the shaders' float functions beside double's libm. Their text is compiled as it is, after what
-// C++ lacks of it; with -ffp-contract=off -fsingle-precision-constant it rounds as `precise` says.
+// scripts/float_errors: the shaders' float functions beside double's libm. Their text is compiled as it is, with
+// the processor's GLSL in C++; with -ffp-contract=off -fsingle-precision-constant it rounds as `precise` says.
+#include "../native/cpu/glsl.h"
+
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #undef INFINITY
 #undef NAN
 #define precise
+#define xyz xyz()
+#define yzw yzw()
 
-using uint = uint32_t;
-template <typename T> struct Pair {
-    T x, y;
-    Pair() = default;
-    explicit Pair(T a) : x(a), y(a) {}
-    Pair(T a, T b) : x(a), y(b) {}
-    Pair operator-() const { return {-x, -y}; }
-};
-using vec2 = Pair<float>;
-using uvec2 = Pair<uint>;
-struct uvec3 {
-    uint x, y, z;
-    uint operator[](int i) const { return (&x)[i]; }
-    uvec3 operator<<(uint n) const { return {x << n, y << n, z << n}; }
-    uvec3 operator>>(uint n) const { return {x >> n, y >> n, z >> n}; }
-    uvec3 operator|(uvec3 o) const { return {x | o.x, y | o.y, z | o.z}; }
-};
-union uvec4 {
-    uvec3 xyz;
-    struct { uint x; uvec3 yzw; };
-    constexpr explicit uvec4(uint a) : uvec4(a, a, a, a) {}
-    constexpr uvec4(uint a, uint b, uint c, uint d) : x(a), yzw{b, c, d} {}
-};
-static uint floatBitsToUint(float x) { return __builtin_bit_cast(uint, x); }
-static float uintBitsToFloat(uint x) { return __builtin_bit_cast(float, x); }
-static vec2 abs(vec2 x) { return {std::fabs(x.x), std::fabs(x.y)}; }
-static float roundEven(float x) { return __builtin_rintf(x); }
-template <typename T> T min(T a, T b) { return b < a ? b : a; }
-template <typename T> T max(T a, T b) { return a < b ? b : a; }
-static float clamp(float x, float a, float b) { return min(max(x, a), b); }
-static Pair<bool> lessThan(vec2 a, vec2 b) { return {a.x < b.x, a.y < b.y}; }
-static vec2 mix(vec2 a, vec2 b, Pair<bool> c) { return {c.x ? b.x : a.x, c.y ? b.y : a.y}; }
-static int findMSB(uint x) { return 31 - __builtin_clz(x); }
-static uint uaddCarry(uint a, uint b, uint &carry) { return carry = a + b < a, a + b; }
-static void umulExtended(uint a, uint b, uint &high, uint &low) {
-    low = a * b, high = uint(uint64_t(a) * b >> 32);
-}
-using std::abs;
-using std::floor;
-namespace glsl {
+namespace zinc {
 #include "../shaders/graph/contract.glsl"
 #include "../shaders/graph/numbers.glsl"
 #include "../shaders/graph/turns.glsl"
 #include "../shaders/graph/activations.glsl"
-}  // namespace glsl
-using namespace glsl;
+}  // namespace zinc
+using namespace zinc;
 
 static const float TOP = uintBitsToFloat(INFINITE - 1u);
 #define OURS(call) [](float x) -> float { return call; }
@@ -69,7 +33,7 @@ static const struct Function {
     {"exp", -TOP, TOP, exponential, EXACT(std::exp(x))},
     {"exp(x) - 1", -TOP, TOP, exponential_minus_1, EXACT(std::expm1(x))},
     {"log", 0, TOP, logarithm, EXACT(std::log(x))},
-    {"softplus", -1, TOP, glsl::softplus, EXACT(x > 700 ? x : std::log1p(std::exp(x)))},
+    {"softplus", -1, TOP, zinc::softplus, EXACT(x > 700 ? x : std::log1p(std::exp(x)))},
     {"1 / sqrt", 0, TOP, inverse_root, EXACT(1 / std::sqrt(x))},
     {"square root", 0, TOP, root, EXACT(std::sqrt(x))},
     {"tanh", -TOP, TOP, tanh_of, EXACT(std::tanh(x))},
@@ -85,7 +49,7 @@ struct Worst {
     uint64_t results = 0;  // the sum of all results' bits, each times an odd number of its argument's
     void measure(const Function &f, uint bits_of_x) {
         const float x = uintBitsToFloat(bits_of_x);
-        if (!(x >= f.least && x <= f.most) || glsl::flush(x) != x) return;
+        if (!(x >= f.least && x <= f.most) || zinc::flush(x) != x) return;
         const double exact = f.exact(x);
         const uint exponent = floatBitsToUint(float(exact)) >> 23 & 255;
         if (exponent < 27 || exponent == 255) return;  // flushed, infinite

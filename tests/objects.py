@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,13 @@ KEPT_S = 7 * 24 * 3600  # an object that nothing has used for a week goes
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 Done = subprocess.CompletedProcess[str]
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def new_folder() -> Path:
+    """An empty folder, which lives as long as the process."""
+    _FOLDERS.append(tempfile.TemporaryDirectory())
+    return Path(_FOLDERS[-1].name)
 
 
 def run(command: Sequence[str]) -> Done:

@@ -23,16 +23,14 @@ from c_host import (
     page_words,
     tables,
 )
-from engine import Opened, address
+from engine import Failed, Made, Opened, address, subgroups_from
+from faults import Layer, shim
 from support import has_int8_units, same
 
 import zinc_attn as za
 from zinc_attn.cache.rows import encode, stored, stored_scales
 from zinc_attn.canonical.arguments import key_ranges
-from zinc_attn.canonical.emulate import log2_biases
 from zinc_attn.canonical.integer import rounded
-from zinc_attn.decode.scoring import Scoring
-from zinc_attn.decode.workspace import PagedStorage, SharedTensors, Tensors, Workspace
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels.contract import formulas, meanings
 from zinc_attn.kernels.matrix import matrix_workgroup
@@ -65,10 +63,6 @@ class Values(NamedTuple):
     q: Any
     k: Any
     v: Any
-
-
-class Refused(Exception):
-    """A call of the library that returned false, with its za_error()."""
 
 
 class Library(Opened):
@@ -108,7 +102,7 @@ class Library(Opened):
             (of,) = (one for one in (request, call, data) if hasattr(one, name))
             setattr(of, name, address(value) if isinstance(value, np.ndarray) else value)
         if not self.c.za_run(self.cache, layer, c.byref(call), c.byref(data)):
-            raise Refused(self.error)
+            raise Failed(self.error)
         return out, lse
 
     def make_cache(self, layers=LAYERS, pages=PAGES, *scales):
@@ -136,7 +130,7 @@ def opened(device):
     made = Library(device)
     yield made
     made.close()
-    assert c_host.blocks(made.c) == 0
+    assert Layer(shim()).blocks() == 0
 
 
 def page_call(opened, inputs, layer=1, encoded=False, **more):
@@ -160,38 +154,9 @@ def words_of_page(section, size):
 
 PLAIN = ({}, page_words("A call in words").tolist())
 BIASED = ({"alibi": PAGE_SLOPES, "mask": PAGE_MASK}, words_of_page("Slopes and masks", 87))
-WORDS = pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 
 
-@WORDS
-def test_the_words_of_the_page_are_those_of_the_package(device, inputs, options, words):
-    """The call's submission as the planner makes it, in a workspace that has room for it and no more."""
-    (q, k, v), alibi = inputs, options.get("alibi")
-    seen, order = [], range(PAGES - 1, -1, -1)
-    with za.KVCache(device, SHAPE, LAYERS, PAGES * PAGE_SIZE, "f16", PAGE_SIZE, page_order=order) as cache:
-        attention = za.Attention(cache, alibi=alibi, observer=lambda submission, workspace: seen.append(submission))
-        sequence = cache.new_sequence()
-        for layer in range(LAYERS):
-            cache.append(sequence, layer, k[:-NEW], v[:-NEW])
-        for layer in range(LAYERS):
-            attention(q, sequence, layer, k=k[-NEW:], v=v[-NEW:], mask=options.get("mask"))
-        submission = seen[-1]
-        sizes = {name: len(getattr(submission, name)) for name in ("items", "rows", "appends", "tables", "masks")}
-        key = submission.key._replace(**sizes, states=2)
-        tensors = SharedTensors(device)
-        pages, scoring = (
-            PagedStorage(device, cache.layout, cache.layers),
-            Scoring(0.125, biases=log2_biases({"alibi": alibi}, 4)),
-        )
-        workspace = Workspace.make(key, pages, scoring, Tensors.of(key, pages, tensors))
-        workspace.fill(submission, 1)
-        result = workspace.work.words.tolist()
-        workspace.close()
-        tensors.close()
-    assert result == words
-
-
-@WORDS
+@pytest.mark.parametrize(("options", "words"), (PLAIN, BIASED), ids=("plain", "biased"))
 def test_the_words_of_the_page_are_those_of_the_library(opened, inputs, options, words):
     """And its bits are the oracle's; the calls of two layers differ in one word."""
     found_words, keys = [], 2 * ("mask" in options)
@@ -406,9 +371,9 @@ def test_what_scales_refuse(scaled, opened, inputs):
     too_large, nan = v[-NEW:].copy(), np.full((NEW, 2, 64), 0x7F, np.uint8)
     too_large[1, 1, 3] = 449 * PAGE_SCALES[1][1]
     at_most = r"^v\[1, 1, 3\]: got 898, expected at most 448 times the head's scale, 2; give a larger one in"
-    with pytest.raises(Refused, match=at_most):
+    with pytest.raises(Failed, match=at_most):
         scaled.run(q, k[-NEW:], too_large, (11, 10, 9), TOKENS)
-    with pytest.raises(Refused, match=r"^k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0"):
+    with pytest.raises(Failed, match=r"^k: got an fp8_e4m3 NaN in token 0, KV head 0, value 0"):
         scaled.run(q, nan, nan, (11, 10, 9), TOKENS, encoded=True)
     same(scaled.run(q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
     good = np.ones((LAYERS, 2), np.float32)
@@ -424,28 +389,32 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 
 def test_a_latent_shape_has_no_v(scaled):
-    options = 1, 1, 64, 32, True, DTYPES.index("fp8_e4m3")
-    attn, one = c.c_void_p(scaled.open_with(*options)), np.ones((1, 1), np.float32)
-    assert attn, scaled.error
-    assert not scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, one)))
-    assert scaled.error == "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
-    cache = c.c_void_p(scaled.c.za_cache_make(attn, 1, 1, *scaled.pointers((one, None))))
-    rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
-    request, data = Request(1, 1, address(table), 1), Data(address(rows), address(rows))
+    make, one, rows, table = (
+        Made(scaled.c),
+        np.ones((1, 1), np.float32),
+        np.zeros((1, 1, 64), np.float32),
+        np.zeros(1, np.uint32),
+    )
+    options = Options(1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
+    attn = make("za_open", scaled.device, c.byref(options), free="za_close")
+
+    def cache(*scales):
+        return make("za_cache_make", attn, 1, 1, *scaled.pointers(scales), free="za_cache_free")
+
+    with pytest.raises(Failed, match="v_scales: got some for a latent shape, expected NULL; its V is part of its K"):
+        cache(one, one)
+    held, request, x = cache(one, None), Request(1, 1, address(table), 1), address(rows)
     call = Call(request=c.addressof(request), requests=1)
-    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-    assert scaled.error == "v: got an array, expected NULL; V of a latent shape is part of k"
-    data.k = data.v = None
-    assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-    assert scaled.error == "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"
-    request.q_len = 1
-    for name, size in (("q", 64), ("out", 32)):
-        assert not scaled.c.za_run(cache, 0, c.byref(call), c.byref(data))
-        assert scaled.error == f"{name}: got NULL, expected (1, 1, {size}) floats"
-        data.q = address(rows)
-    assert scaled.c.za_run(cache, 0, c.byref(Call()), c.byref(data)), scaled.error  # no requests
-    scaled.c.za_cache_free(cache)
-    scaled.c.za_close(attn)
+    for request.q_len, data, message in (
+        (0, (x, x), "v: got an array, expected NULL; V of a latent shape is part of k"),
+        (0, (), "k: got NULL, expected (1, 1, 64) values of fp8_e4m3"),
+        (1, (), "q: got NULL, expected (1, 1, 64) floats"),
+        (1, (None, None, False, x), "out: got NULL, expected (1, 1, 32) floats"),
+    ):
+        with pytest.raises(Failed, match=re.escape(message)):
+            make("za_run", held, 0, c.byref(call), c.byref(Data(*data)))
+    make("za_run", held, 0, c.byref(Call()), c.byref(Data()))  # no requests
+    make.close()
 
 
 # --- refusals ------------------------------------------------------------------------------------------------
@@ -498,7 +467,7 @@ def test_what_a_call_refuses(opened, inputs, change, message):
             arguments[name].reshape(-1)[1] = value
         else:
             arguments[name] = value
-    with pytest.raises(Refused, match=re.escape(message)):
+    with pytest.raises(Failed, match=re.escape(message)):
         opened.run(**arguments)
     same(opened.run(inputs.q, k[:0], v[:0], (11, 10, 9), TOKENS), before)
 
@@ -508,12 +477,12 @@ def test_too_large_a_key_does_not_stay(opened, inputs):
     """The bound on scores counts the keys of calls that succeeded, and those of all."""
     q, k, v = (x.copy() for x in inputs)
     k[-1, 0, 0] = 65504
-    with pytest.raises(Refused, match="scores may overflow"):
+    with pytest.raises(Failed, match="scores may overflow"):
         opened.run(q, k[-NEW:], v[-NEW:], (11, 10, 9), TOKENS, scale=1e22)
     page_call(opened, inputs, scale=1e22)
     kept, opened.cache = opened.cache, c.c_void_p(opened.c.za_cache_make(opened.attn, LAYERS, PAGES, None, None))
     opened.run(q, k[-NEW:], v[-NEW:], (11,), NEW)
-    with pytest.raises(Refused, match="scores may overflow"):
+    with pytest.raises(Failed, match="scores may overflow"):
         opened.run(q, k[:0], v[:0], (11,), NEW, scale=1e22)
     opened.c.za_cache_free(opened.cache)
     opened.cache = kept
@@ -553,6 +522,18 @@ def test_what_opening_refuses(opened, sizes, dtypes, message):
     assert message in opened.error
 
 
+@pytest.mark.parametrize("device", ["vulkan"], indirect=True, scope="session")
+@pytest.mark.parametrize("size", (32, 16))
+def test_subgroups_of_a_layout_are_asked_for_where_they_are_offered(device, inputs, size):
+    """And only the size: nothing rests on full subgroups."""
+    with subgroups_from(Layer(shim()), size) as asked:
+        host = Library(device)
+        assert host.c.za_device_info(host.device).wave32
+        same(page_call(host, inputs), za.reference.emulate(*inputs))
+        host.close()
+    assert asked[0] == (1, 0) and asked[1:] == [(size, 0)] * len(asked[1:]) and len(asked) > 3
+
+
 @pytest.mark.parametrize(("kernel", "arithmetic"), (("primitives", 0), ("multiply_add", 1)))
 def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypatch, kernel, arithmetic):
     """Which none here does: the library expects another word than the device gives."""
@@ -561,12 +542,8 @@ def test_a_driver_that_computes_other_bits_is_refused(device, tmp_path, monkeypa
         text = re.sub(rf"(words_{kernel}_results\[\] = {{\n    0x)........", r"\g<1>00000001", text)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(c_host, "contract", lambda: tmp_path)
-    opened = Opened()
-    opened.c = declared(library(LIBRARY))
-    opened.device = c.c_void_p(opened.c.za_device_open(device.info.name.encode()))
-    assert not opened.c.za_open(opened.device, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
-    assert (opened.code, opened.error.split(" as ")[0]) == (
-        "unsupported",
-        f"the driver computes result 0 of the kernel {kernel}",
-    )
-    opened.c.za_device_close(opened.device)
+    make = Made(declared(library(LIBRARY)))
+    opened = make("za_device_open", device.info.name.encode(), free="za_device_close")
+    with pytest.raises(Failed, match=f"unsupported: the driver computes result 0 of the kernel {kernel} as "):
+        make("za_open", opened, c.byref(Options(4, 2, 64, dtype=2, arithmetic=arithmetic)))
+    make.close()

@@ -178,46 +178,22 @@ def test_results_do_not_depend_on_threads(cpu, rng):
     same(outs[1:], [outs[0]] * 2)
 
 
-def test_what_the_runtime_refuses(cpu):
+def test_timings_and_the_end(cpu):
     runtime = CpuRuntime(cpu.info)
-    work, k, v = (runtime.buffer(256, use) for use in (Use.INPUT, Use.CACHE, Use.CACHE))
-    kernel = runtime.kernel(COPY_KERNEL, b"", (8, 8))
-    recording = runtime.record([Dispatch(kernel, (work, k, v), (1, 1, 1))], timestamps=True)
+    buffers = [runtime.buffer(256, use) for use in (Use.INPUT, Use.CACHE, Use.CACHE)]
+    recording = runtime.record([Dispatch(runtime.kernel(COPY_KERNEL, b"", (8, 8)), buffers, (1, 1, 1))], True)
     with pytest.raises(errors.ArgumentError, match="no timings before its first run"):
         runtime.timings(recording)
     runtime.run(recording)
     ((begin, end),) = runtime.timings(recording)
     assert 0 == begin <= end < 10
-    for call, error in (
-        (lambda: runtime.write(k, np.zeros(1, np.uint32)), "a cache buffer, which the host cannot write"),
-        (lambda: runtime.read(work), "a input buffer, expected an output buffer"),
-        (lambda: runtime.write(work, np.zeros(65, np.uint32)), "expected .n,. within a buffer of 64 words"),
-        (lambda: runtime.buffer(6, Use.INPUT), "a multiple of 4"),
-        (lambda: runtime.record([Dispatch(kernel, (work, k), (1, 1, 1))]), "expected the 3 of kernel copy"),
-        (lambda: cpu.runtime.run(recording), "a recording of this runtime"),
-    ):
-        with pytest.raises(errors.ArgumentError, match=error):
-            call()
-    k.close()
+    buffers[1].close()
     with pytest.raises(errors.ClosedError, match="a buffer that it uses, was closed"):
         runtime.run(recording)
     runtime.close()
     runtime.close()
     with pytest.raises(errors.ClosedError, match="cpu: used after close"):
         runtime.buffer(4, Use.INPUT)
-
-
-def test_a_forked_child_is_refused_and_the_parent_goes_on(cpu, rng):
-    q, k, v = arrays(rng)
-    before = za.attention(q, k, v, device=cpu)
-    if not (child := os.fork()):
-        try:
-            za.attention(q, k, v, device=cpu)
-        except errors.ForkedProcessError:
-            os._exit(3)
-        os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    same([za.attention(q, k, v, device=cpu)], [before])
 
 
 def test_the_float_mode_of_a_caller_changes_nothing(cpu, rng):

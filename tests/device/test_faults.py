@@ -1,15 +1,17 @@
 """After any error of the driver every later result is right or a typed error; faults.py tells the stories."""
 
 import importlib.util
+import itertools
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import faults
 import pytest
 from faults import Fault
-from support import FULL
+from support import FULL, RUNTIMES
 
 if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")):
     pytest.skip("the stories are told on lavapipe under Linux", allow_module_level=True)
@@ -17,17 +19,9 @@ if not sys.platform.startswith("linux") or not list(Path("/usr/share/vulkan/icd.
 SAMPLED = 6  # stories per dispatcher without --full
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return faults.build(tmp_path_factory.mktemp("layer"))
-
-
-@pytest.fixture(params=("vulkan", "kompute"))
-def runtime(request):
-    name: str = request.param
-    if name == "kompute" and importlib.util.find_spec("kp") is None:
+def needs(runtime):
+    if runtime == "kompute" and importlib.util.find_spec("kp") is None:
         pytest.skip("kp is not installed: scripts/build_kp.sh builds it")
-    return name
 
 
 # (function, result): how a story ends in which the twentieth such call fails
@@ -47,21 +41,35 @@ NO_WAIT += [Fault(name, 1, -1, False, True) for name in ("vkQueueWaitIdle", "vkD
 NO_FENCE = [Fault("vkResetFences", 20, -1, False, True), Fault("vkCreateFence", 2, -1, False, True)]
 
 
-def test_the_known_faults(library, runtime):
-    carries = (False, True) if FULL else (False,)
-    table = {
-        (Fault(name, 20, result, carry),): ended for (name, result), ended in TABLE.items() for carry in carries
-    } | {tuple(NO_WAIT): "device lost", tuple(NO_FENCE): "device lost"}
-    for faulty, outcome in zip(table, faults.run_faults(library, runtime, list(table)), strict=True):
-        assert outcome == table[faulty], faulty
+KNOWN = {
+    **{
+        (Fault(name, 20, result, carry),): ended
+        for (name, result), ended in TABLE.items()
+        for carry in ((False, True) if FULL else (False,))
+    },
+    **{tuple(NO_WAIT): "device lost", tuple(NO_FENCE): "device lost"},
+}
 
 
-def test_every_fault(library, runtime):
-    every = faults.all_faults(faults.count_calls(library, runtime))
+@pytest.fixture(scope="module", params=RUNTIMES)
+def known(request):
+    """A dispatcher, how often the undisturbed story calls each function, and the outcomes under the known faults."""
+    needs(request.param)
+    return request.param, *faults.told(faults.shim(), request.param, [*KNOWN])
+
+
+def test_the_known_faults(known):
+    assert dict(zip(KNOWN, known[2], strict=True)) == KNOWN
+
+
+def test_every_fault(known):
+    runtime, counts, _ = known
+    every = faults.all_faults(counts)
     chosen = every if FULL else random.Random(5).sample(every, SAMPLED)
-    report = faults.summary(chosen, outcomes := faults.run_faults(library, runtime, chosen))
-    print(report)
-    assert set(outcomes) <= set(faults.GOOD) and outcomes.count("not reached") < len(outcomes) / 4, report
+    outcomes = faults.told(faults.shim(), runtime, chosen)[1]
+    print(Counter(outcomes))
+    assert not [pair for pair in zip(chosen, outcomes, strict=True) if pair[1] not in faults.GOOD]
+    assert outcomes.count("not reached") < len(outcomes) / 4
 
 
 # --- forked children ---------------------------------------------------------------------------------------
@@ -76,7 +84,7 @@ q, (k, v) = np.ones((2, 64), np.float32), np.ones((2, 20, 1, 64), np.float16)
 want = za.reference.emulate(q, k, v)[0]
 
 def world(runtime):
-    device = za.Device.open(0, runtime=runtime)
+    device = za.Device.open("cpu" if runtime == "cpu" else 0, runtime=runtime)
     cache = za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64, "f16", 16)
     return device, cache, za.Attention(cache), cache.new_sequence()
 
@@ -151,33 +159,32 @@ def refused(call, text):
     else:
         raise AssertionError(text)
 
+def little_memory(text):
+    for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit on files
+        device.runtime.buffer(1 << 20, use).close()
+        refused(lambda: device.runtime.buffer(100 << 20, use), text)
+    right(attn, seq)
+
 right(attn, seq)
 limit(64 << 20)
-for use in Use:
-    device.runtime.buffer(1 << 20, use).close()
-    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_AS")
+little_memory("RLIMIT_AS")  # recorded and compiled before
 refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 4, 1 << 17), "RLIMIT_AS")  # in several buffers
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_AS")
 other = np.ones((2, 128), np.float32), *np.ones((2, 9, 1, 128), np.float16)
 refused(lambda: za.attention(*other, device=device), "RLIMIT_AS")
-right(attn, seq)  # recorded and compiled before
 limit(COMPILE_HEADROOM + (64 << 20))
 out = za.attention(q, k, v, device=device)
 assert np.array_equal(out.view(np.uint32), want.view(np.uint32))
 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-right(attn, seq)
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_HEADROOM + (60 << 20), resource.RLIM_INFINITY))
-for use in Use:  # memory of lavapipe lies in a file without a name, which cannot grow beyond the limit
-    device.runtime.buffer(1 << 20, use).close()
-    refused(lambda: device.runtime.buffer(100 << 20, use), "RLIMIT_FSIZE")
-right(attn, seq)
+little_memory("RLIMIT_FSIZE")
 resource.setrlimit(resource.RLIMIT_FSIZE, (8192, resource.RLIM_INFINITY))
 refused(lambda: za.Device.open(0, runtime=sys.argv[1]), "RLIMIT_FSIZE")
 refused(lambda: za.KVCache(device, za.AttnShape(2, 1, 64), 1, 64), "RLIMIT_FSIZE")
 right(attn, seq)
-
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
 for room in (0, 40, 100, 126, 200):  # MiB; 128 in two buffers are made and used, or refused
     limit(MEMORY_HEADROOM + (room << 20))
     try:
@@ -192,10 +199,16 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("story", [pytest.param(FORKS, id="forks"), pytest.param(LITTLE, id="little-room")])
-def test_a_process_comes_to_its_end(library, runtime, story):
-    """With lavapipe alone; a process that hangs fails."""
-    environment = faults.environment(library) | {"VK_INSTANCE_LAYERS": ""}
-    command = [sys.executable, "-c", WORLD + story, runtime]
+@pytest.mark.parametrize(
+    ("runtime", "story"),
+    [*itertools.product(RUNTIMES, ("FORKS", "LITTLE")), ("cpu", "FORKS")],
+)
+def test_a_process_comes_to_its_end(runtime, story):
+    """With lavapipe alone, or the processor; a process that hangs fails."""
+    needs(runtime)
+    environment = {**faults.environment(faults.shim()), "LD_PRELOAD": ""}
+    if runtime == "cpu":  # which is compiled already
+        del environment["ZINC_ATTN_CACHE_DIR"]
+    command = [sys.executable, "-c", WORLD + globals()[story], runtime]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -12,9 +12,9 @@ import sys
 import urllib.error
 import urllib.request
 
+import faults
 import pytest
-from c_host import WRAPPED
-from llama_programs import BIN, LLAMA, MODEL, OURS, ROOT, llama_random, run, serving
+from llama_programs import BIN, MODEL, OURS, ROOT, llama_random, run, serving
 
 pytestmark = pytest.mark.llama
 LOAD = (sys.executable, ROOT / "scripts" / "lib" / "llama_load.py", BIN / "llama-server")
@@ -285,21 +285,10 @@ def test_what_runs_where_is_said_in_a_line(small, hybrid, processor, of_hybrid, 
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def failing(tmp_path_factory):
-    """The back end with calls of Vulkan that fail where EMBED_FAIL says."""
-    folder = tmp_path_factory.mktemp("failing")
-    run("cc", "-std=c11", "-fPIC", "-c", ROOT / "tests" / "device" / "embed_shim.c", "-o", folder / "shim.o")
-    source = ("-S", ROOT / "native" / "ggml", f"-DLLAMA={LLAMA / 'src'}")
-    run("cmake", "-B", folder, *source, f"-DCMAKE_MODULE_LINKER_FLAGS={' '.join(WRAPPED)} {folder / 'shim.o'}")
-    run("cmake", "--build", folder, "--target", "ggml-zinc")
-    return folder / "libggml-zinc.so"
-
-
-@pytest.mark.parametrize("fault", ["vkQueueSubmit:12:-1", "vkBeginCommandBuffer:12:-2"])
-def test_a_failed_call_ends_its_request_of_a_server_and_no_other(failing, small, fault, monkeypatch):
-    monkeypatch.setenv("GGML_BACKEND_PATH", str(failing))
-    monkeypatch.setenv("EMBED_FAIL", fault)
+@pytest.mark.parametrize("fault", ["vkQueueSubmit 12 -1 0 0", "vkBeginCommandBuffer 12 -2 0 0"])
+def test_a_failed_call_ends_its_request_of_a_server_and_no_other(small, fault, monkeypatch):
+    monkeypatch.setenv("LD_PRELOAD", str(faults.shim()))
+    monkeypatch.setenv("ZINC_ATTN_FAULT", fault)
     replies, errors = [], []
     with serving(small) as post:
         for _ in range(5):

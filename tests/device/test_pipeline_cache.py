@@ -5,6 +5,7 @@ import ctypes as c
 import fcntl
 import os
 import pwd
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,91 +13,76 @@ from pathlib import Path
 
 import platformdirs
 import pytest
-from c_host import LIBRARY, Options, declared, library, needs_compiler
+from c_host import SHIMMED, Options, declared, library, needs_compiler
 from engine import Owner
+from faults import Layer, shim
 from little_kernels import best_info, works
 
 from zinc_attn.files import cache_folder
 from zinc_attn.runtime import loader as libvulkan
 from zinc_attn.runtime.vulkan import VulkanRuntime, pipeline_cache
 
+pytestmark = needs_compiler
+
 # --- processes whose driver has a pipeline cache of ``blob``, and what the driver was given at the start --------
 
 # The software drivers keep nothing but the 32-byte header.
+SESSION = threading.local()  # blob, and what its driver was given
 
 
-class CachingLibrary:
-    """libvulkan with a driver whose pipeline cache holds ``blob``; keeps what it is given at the start."""
+@pytest.fixture(autouse=True, scope="module")
+def driver():
+    """The shim's driver, which has the blob of its thread."""
+    ffi, layer = libvulkan.loader().ffi, Layer(shim())
 
-    def __init__(self, lib, ffi, blob):
-        self._lib, self._ffi, self.blob, self.given = lib, ffi, blob, b""
-
-    def __getattr__(self, name):
-        return getattr(self._lib, name)
-
-    def vkGetPipelineCacheData(self, device, cache, size, data):
-        if data == self._ffi.NULL:
-            size[0] = len(self.blob)
-        else:
-            self._ffi.memmove(data, self.blob, len(self.blob))
+    def get_data(real, device, cache, size, data):
+        size[0] = len(SESSION.blob)
+        if data != ffi.NULL:
+            ffi.memmove(data, SESSION.blob, len(SESSION.blob))
         return 0
 
-    def vkCreatePipelineCache(self, device, info, *rest):
-        self.given = bytes(self._ffi.buffer(info.pInitialData, info.initialDataSize))
+    def create(real, device, info, *rest):
+        SESSION.given = bytes(ffi.buffer(info.pInitialData, info.initialDataSize))
         info.initialDataSize = 0
-        if not self.blob:
-            return -1
-        return int(self._lib.vkCreatePipelineCache(device, info, *rest))
+        return int(real(device, info, *rest)) if SESSION.blob else -1
+
+    with layer.replaced("vkGetPipelineCacheData", get_data), layer.replaced("vkCreatePipelineCache", create):
+        yield
 
 
 def package(blob: bytes) -> bytes:
-    vk = libvulkan.loader()
+    SESSION.blob, vk = blob, libvulkan.loader()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vk, "lib", CachingLibrary(vk.lib, vk.ffi, blob))
+        patch.setattr(vk, "lib", vk.ffi.dlopen(str(shim())))
         with closing(VulkanRuntime(best_info())) as runtime:
             works(runtime)
-        return vk.lib.given
+    return SESSION.given
 
 
 def c_library(blob: bytes, before_the_end: Callable[[], object] = bool) -> bytes:
-    loaded, owner = declared(library(LIBRARY)), Owner(best_info(), 4096)
-    ffi, driver = owner.ffi, CachingLibrary(owner.lib, owner.ffi, blob)
-    names = "vkGetPipelineCacheData", "vkCreatePipelineCache"
-    own = {x.encode(): ffi.callback(ffi.typeof(getattr(owner.lib, x)), getattr(driver, x)) for x in names}
-
-    @ffi.callback("PFN_vkVoidFunction(VkInstance, const char *)")
-    def get_proc(instance, name):
-        result = own.get(ffi.string(name)) or owner.lib.vkGetInstanceProcAddr(instance, name)
-        return ffi.cast("PFN_vkVoidFunction", result)
-
-    device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=owner.number(get_proc)))))
+    SESSION.blob, loaded, owner = blob, declared(library(SHIMMED)), Owner(best_info(), 4096)
+    device = c.c_void_p(loaded.za_device_from(c.byref(owner.host(get_proc=Layer(shim()).get_proc))))
     attn = c.c_void_p(loaded.za_open(device, c.byref(Options(2, 1, 16, dtype=1, page_size=64))))
     loaded.za_cache_free(c.c_void_p(loaded.za_cache_make(attn, 1, 1, None, None)))
     before_the_end()
     assert attn and loaded.za_close(attn) and loaded.za_device_close(device), loaded.za_error()
     owner.close()
-    return driver.given
+    return SESSION.given
 
 
-BOTH = package, pytest.param(c_library, marks=needs_compiler)
-SESSIONS = pytest.mark.parametrize("session", BOTH)
+SESSIONS = pytest.mark.parametrize("session", (package, c_library))
 
 
-class Place:
-    """Where the file of the best device lies, and what it holds."""
-
-    def __init__(self, cache):
-        self.file, self.header = cache.file, cache.header
-
-    def stored(self, blob):
-        return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
+def as_stored(blob):
+    return pipeline_cache._MAGIC + pipeline_cache.checksum(blob) + blob
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
+    """The cache of the best device: its file, and the header of what it holds."""
     monkeypatch.setenv("ZINC_ATTN_CACHE_DIR", str(tmp_path))
     with closing(VulkanRuntime(best_info())) as runtime:
-        return Place(runtime._pipelines.cache)
+        return runtime._pipelines.cache
 
 
 # --- where it lies ---------------------------------------------------------------------------------------------
@@ -125,14 +111,14 @@ def test_the_folder_of_older_platformdirs(monkeypatch):
 
 
 @SESSIONS
-@pytest.mark.parametrize("other", BOTH)
+@pytest.mark.parametrize("other", (package, c_library))
 def test_round_trip(place, session, other):
     assert session(place.header) == b"" and not place.file.exists()
     blobs = [place.header + kept for kept in (b"first", b"second, longer", b"")]
     for one, found, kept in zip((session, other, session), (b"", *blobs), blobs, strict=False):
         assert one(kept) == found
         assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]  # no temporary file is left
-    assert place.file.read_bytes() == place.stored(blobs[1])
+    assert place.file.read_bytes() == as_stored(blobs[1])
     assert place.file.stat().st_mode & 0o777 == 0o600
 
 
@@ -140,13 +126,13 @@ def test_round_trip(place, session, other):
 @pytest.mark.parametrize("damage", ("empty", "garbage", "short", "flipped", "foreign", "old", "huge"))
 def test_a_damaged_file_is_written_anew(place, session, damage):
     blob, foreign = place.header + bytes(100), bytes(132)
-    stored = place.stored(blob)
+    stored = as_stored(blob)
     contents = {
         "empty": b"",
         "garbage": b"\xff" * 300,
         "short": stored[:-1],
         "flipped": stored[:-1] + b"\1",
-        "foreign": place.stored(foreign),
+        "foreign": as_stored(foreign),
         "old": stored.replace(b"cache 2", b"cache 1"),
     }
     place.file.parent.mkdir()
@@ -170,7 +156,6 @@ def test_a_file_that_cannot_be_written(place, session, folder, tmp_path, monkeyp
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != folder]
 
 
-@needs_compiler
 def test_processes_at_once(place):
     """Their names for the file that is not complete are one, which who has the lock writes."""
     blobs = {bytes([i]) * 100_000 for i in range(4)}
@@ -189,14 +174,13 @@ def test_processes_at_once(place):
     with ThreadPoolExecutor(4) as threads:
         arguments = [*threads.map(c_library, [place.header + blob for blob in blobs for _ in range(8)])]
     assert {one[len(place.header) :] for one in arguments} <= blobs | {b""}
-    assert place.file.read_bytes() in {place.stored(place.header + blob) for blob in blobs}
+    assert place.file.read_bytes() in {as_stored(place.header + blob) for blob in blobs}
     assert [path.name for path in place.file.parent.iterdir()] == [place.file.name]
 
 
-@needs_compiler
 def test_a_host_that_closes_nothing(place):
     """The first call that makes no pipeline saves those of the calls before it; a driver may make no cache."""
     seen = []
     c_library(b"", lambda: seen.append(place.file.exists()))
     c_library(place.header + b"first", lambda: seen.append(place.file.read_bytes()))
-    assert seen == [False, place.stored(place.header + b"first")]
+    assert seen == [False, as_stored(place.header + b"first")]

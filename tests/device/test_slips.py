@@ -132,7 +132,7 @@ NATIVE_TESTS = {  # the begin of a node id, or all of it
     "refused options": "device/test_c_library.py::test_what_opening_refuses",
     "workgroups": "host/test_c_host.py::test_workgroups_serve",
     "a run": "device/test_embed_c.py::test_the_digest_is_the_oracle_s",
-    "waves": "device/test_embed_c.py::test_subgroups_of_a_layout",
+    "waves": "device/test_c_library.py::test_subgroups_of_a_layout",
     "compiled": "device/test_pipeline_cache.py::test_",
     "levels": "host/test_c_host.py::test_levels_are_python_s",
     "codec": "host/test_c_host.py::test_rows_have_the_bits",

@@ -1,21 +1,27 @@
 """Both dispatchers: what they record, their clocks, and what they refuse; attention tests have what they compute."""
 
-import gc
+import re
 import time
+from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from engine import subgroups_from
+from faults import Layer, shim
 from little_kernels import GROUPS, best_info, buffers, declared, little, spirv, words, works
+from support import RUNTIMES
 
+import zinc_attn as za
 from zinc_attn.errors import ArgumentError, ClosedError, DeviceNotFoundError, DTypeError, KernelError, LimitError
-from zinc_attn.kernels import declarations
+from zinc_attn.kernels.declarations import COPY_KERNEL
 from zinc_attn.runtime import compiling
-from zinc_attn.runtime import devices as machine
+from zinc_attn.runtime.device import load_spirv
+from zinc_attn.runtime.loader import loader
 from zinc_attn.runtime.protocol import Dispatch, Use
 from zinc_attn.runtime.vulkan import VulkanRuntime
 from zinc_attn.runtime.vulkan.commands import waiting
-from zinc_attn.runtime.vulkan.pipelines import local_size_x
 from zinc_attn.runtime.vulkan.queue import _TIMEOUT as TIMEOUT
 
 # --- what it records ---------------------------------------------------------------------------------------
@@ -42,24 +48,12 @@ def test_barriers(runtime, pairs, barriers):
 
 
 def test_required_subgroup_size(dispatcher_class, monkeypatch):
-    """Both dispatchers ask for the layout's waves; software drivers offer their own size alone, asked for here."""
-    info, size = best_info(), best_info().subgroup_size
-    for module in (machine, declarations):
-        monkeypatch.setattr(module, "WAVE", size)
-    runtime = dispatcher_class(replace(info, layout=info.layout._replace(lanes=size)))
-    if not runtime._device.wave32:
-        pytest.skip("this device offers no choice of the subgroup size")
-    asked, make = [], runtime._device.vk.struct
-
-    def struct(name, **fields):
-        if name == "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo":
-            asked.append(fields)
-        return make(name, **fields)
-
-    monkeypatch.setattr(runtime._device.vk, "struct", struct)
-    works(runtime)
-    assert asked == [{"requiredSubgroupSize": size}] * len(asked) and asked
-    runtime.close()
+    """Both dispatchers ask for full waves where they are offered."""
+    vk = loader()
+    monkeypatch.setattr(vk, "lib", vk.ffi.dlopen(str(shim())))
+    with subgroups_from(Layer(shim()), 32) as asked, closing(dispatcher_class(best_info())) as runtime:
+        works(runtime)
+    assert asked == [(1, 1), (32, 2)]
 
 
 def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
@@ -68,18 +62,14 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
     lib, wait, slices = runtime._device.lib, runtime._queue.wait_fences, iter([TIMEOUT] * 12)
     said = f"{runtime.info.name}: waiting for double, which the driver compiles before the first run: once, and for "
 
-    class Slow:
-        def __getattr__(self, name):
-            return self.build if name == "vkCreateComputePipelines" else getattr(lib, name)
-
-        def build(self, *arguments):
-            end = time.monotonic() + 60
-            while not caplog.messages and time.monotonic() < end:
-                time.sleep(0.001)
-            return lib.vkCreateComputePipelines(*arguments)
+    def build(*arguments):
+        end = time.monotonic() + 60
+        while not caplog.messages and time.monotonic() < end:
+            time.sleep(0.001)
+        return lib.vkCreateComputePipelines(*arguments)
 
     monkeypatch.setattr(compiling, "LONG_S", 0.01)
-    monkeypatch.setattr(runtime._device, "lib", Slow())
+    monkeypatch.setattr(runtime._device, "lib", Mock(wraps=lib, vkCreateComputePipelines=build))
     recording = runtime.record([Dispatch(little(runtime), (x, out), GROUPS)])
     little(runtime)
     assert [message.startswith(said) for message in caplog.messages] == [True]
@@ -91,11 +81,6 @@ def test_what_compiles_for_long_is_said_once(runtime, monkeypatch, caplog):
     runtime.run(recording)
     works(runtime, c=0)
     assert len(caplog.messages) == 1 and caplog.records[0].levelname == "WARNING"
-
-
-def test_local_size():
-    assert local_size_x(np.frombuffer(spirv("double"), np.uint32)) == 32
-    assert local_size_x(np.zeros(9, np.uint32)) == 1
 
 
 def test_timestamps(runtime):
@@ -122,62 +107,49 @@ def test_timestamps(runtime):
 # --- what it refuses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nbytes", [0, -4, 2, 4.0, True])
-def test_buffer_size_refused(runtime, nbytes):
-    with pytest.raises(ArgumentError, match=r"^nbytes: got "):
-        runtime.buffer(nbytes, Use.SCRATCH)
+@pytest.mark.parametrize("name", (*RUNTIMES, "cpu"))
+def test_what_every_runtime_refuses(name, device_of, best_device_index):
+    runtime = device_of("cpu" if name == "cpu" else "default", name).runtime
+    with za.Device.open("cpu" if name == "cpu" else best_device_index, runtime=name) as another:
+        other, spirv, most = another.runtime, load_spirv(COPY_KERNEL), runtime.info.max_workgroups
+        work, k, v, out = (runtime.buffer(256, use) for use in (Use.INPUT, Use.CACHE, Use.CACHE, Use.OUTPUT))
+        kernel, foreign = (r.kernel(COPY_KERNEL, spirv, (8, 8)) for r in (runtime, other))
+        elsewhere, many = other.buffer(256, Use.CACHE), (1, 1 << 30, 1) if most[1] < 1 << 30 else (1, 1, 1 << 31)
 
+        def recording(*buffers, groups=(1, 1, 1), of=kernel):
+            return lambda: runtime.record([Dispatch(of, buffers, groups)])
 
-def test_refusals_of_data(runtime):
-    x, scratch, out = buffers(runtime, Use.INPUT, Use.SCRATCH, Use.OUTPUT)
-    for data, offset, error, text in (
-        (np.zeros(4, np.float32), 0, DTypeError, r"^data: got float32, expected uint32 words$"),
-        (words(0), 1, ArgumentError, r"got shape \(16384,\) from word 1, expected \(n,\) within a buffer of 16384 wor"),
-        (np.zeros((2, 2), np.uint32), 0, ArgumentError, r"^data: got shape \(2, 2\) from word 0"),
-        (np.zeros(4, np.uint32), -1, ArgumentError, r"^data: got shape \(4,\) from word -1"),
-    ):
-        with pytest.raises(error, match=text):
-            runtime.write(x, data, offset)
-    with pytest.raises(ArgumentError, match=r"^buffer: got a scratch buffer, which the host cannot write$"):
-        runtime.write(scratch, words(0))
-    for other in (x, scratch):
-        with pytest.raises(ArgumentError, match=r"^buffer: got a \w+ buffer, expected an output buffer$"):
-            runtime.read(other)
-    out.close()
-    with pytest.raises(ClosedError, match=r"^buffer: the output buffer of 65536 bytes was closed$"):
-        runtime.read(out)
+        def writing(buffer, data, offset=0):
+            return lambda: runtime.write(buffer, data, offset)
 
-
-def test_refusals_of_recordings(runtime):
-    """Nothing of what was refused is left."""
-    x, out = buffers(runtime, Use.INPUT, Use.OUTPUT)
-    double, before, other = little(runtime), set(runtime._handles.undo), VulkanRuntime(best_info())
-    foreign, elsewhere = little(other), other.buffer(64, Use.OUTPUT)
-    before, most = set(runtime._handles.undo), runtime.info.max_workgroups
-    many = (1, 1 << 30, 1) if most[1] < 1 << 30 else (1, 1, 1 << 30)
-    cases = [
-        (Dispatch(double, (x,), GROUPS), ArgumentError, "buffers: got 1, expected the 2 of kernel double: a, b"),
-        (
-            Dispatch(double, (x, out), many),
-            LimitError,
-            f"groups: kernel double needs {many}, {runtime.info.name} takes at most {most}; use fewer splits or rows",
-        ),
-        (Dispatch(double, (x, out), (1, 1, 0)), ArgumentError, "groups z: got 0, expected an int of at least 1"),
-        (Dispatch(double, (x, elsewhere), GROUPS), ArgumentError, "buffers b: got , expected a buffer of this runtime"),
-        (Dispatch(foreign, (x, out), GROUPS), ArgumentError, "kernel: got , expected a kernel of this runtime"),
-    ]
-    for step, error, text in cases:
-        with pytest.raises(error) as caught:
-            runtime.record([step])
-        begin, _, end = text.partition("got ,")
-        assert str(caught.value).startswith(f"steps[0].{begin}") and str(caught.value).endswith(end)
-    with pytest.raises(ArgumentError, match=r"^recording: got .* expected a recording of this runtime$"):
-        runtime.run(other.record([]))
-    other.close()
-    del foreign, elsewhere, step, cases, caught
-    gc.collect()
-    runtime.start()
-    assert set(runtime._handles.undo) == before
+        limit = f"groups: kernel copy needs {many}, {runtime.info.name} takes at most {most}; use fewer splits or rows"
+        room = r"expected \(n,\) within a buffer of 64 words"
+        for call, error, text in (
+            (writing(work, np.zeros(4, np.float32)), DTypeError, "data: got float32, expected uint32 words$"),
+            (writing(work, words(0, 64), 1), ArgumentError, rf"data: got shape \(64,\) from word 1, {room}"),
+            (writing(work, words(0, 64).reshape(2, 32)), ArgumentError, r"data: got shape \(2, 32\) from word 0"),
+            (writing(work, words(0, 4), -1), ArgumentError, r"data: got shape \(4,\) from word -1"),
+            (writing(k, words(0, 4)), ArgumentError, "buffer: got a cache buffer, which the host cannot write$"),
+            (lambda: runtime.read(k), ArgumentError, "buffer: got a cache buffer, expected an output buffer$"),
+            *(
+                (lambda nbytes=nbytes: runtime.buffer(nbytes, Use.SCRATCH), ArgumentError, "nbytes: got ")
+                for nbytes in (0, -4, 2, 4.0, True)
+            ),
+            (recording(work, k), ArgumentError, r"steps\[0\]\.buffers: got 2, expected the 3 of kernel copy: "),
+            (recording(work, k, v, groups=many), LimitError, re.escape(f"steps[0].{limit}")),
+            (recording(work, k, v, groups=(1, 1, 0)), ArgumentError, r"steps\[0\]\.groups z: got 0, expected an int "),
+            (recording(work, k, elsewhere), ArgumentError, r"steps\[0\]\.buffers \w+: got .*, expected a buffer of "),
+            (recording(work, k, v, of=None), ArgumentError, r"steps\[0\]\.kernel: got None, expected a kernel of this"),
+            (lambda: runtime.run(other.record([])), ArgumentError, "recording: got .* expected a recording of this"),
+        ):
+            with pytest.raises(error, match=f"^{text}"):
+                call()
+        if name != "cpu":
+            with pytest.raises(ArgumentError, match=r"expected a kernel of this runtime$"):
+                recording(work, k, v, of=foreign)()
+        out.close()
+        with pytest.raises(ClosedError, match=r"^buffer: the output buffer of 256 bytes was closed$"):
+            runtime.read(out)
 
 
 def test_refusals_of_kernels(runtime):

@@ -8,15 +8,15 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
+from c_host import COMPILER, NARROW, NATIVE, PAGE, SHIMMED, contract, library, needs_compiler, structures
+from support import row_bytes
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.graph.declarations import GRAPH_KERNELS
 from zinc_attn.kernels import c as generated_c
-from zinc_attn.kernels.declarations import MAX_BINDINGS
-from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
+from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, layout_of
 from zinc_attn.kernels.matrix import WORKGROUP_RULE
 from zinc_attn.kernels.sizes import value_passes
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
@@ -34,20 +34,7 @@ MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], st
 SHAPES = ("2/2/64", "2/2/80", "2/2/96/160", "1/1/576/512", "3/3/65/33", "2/2/7/100", "1/1/80/65/latent")
 
 
-class RowPart(c.Structure):
-    _fields_ = [
-        ("dtype", c.c_int),
-        *((name, c.c_uint32) for name in ("dims", "stored", "value_words", "scale_words", "stride")),
-    ]
-
-
-class RowFormat(c.Structure):
-    _fields_ = [("kv_heads", c.c_uint32), ("k", RowPart), ("v", RowPart)]
-
-
-class NewRows(c.Structure):
-    _fields_ = [("tokens", c.c_uint32), ("encoded", c.c_bool)]
-    _fields_ += [(name, c.c_void_p) for name in ("k", "v", "k_scales", "v_scales")]
+RowPart, RowFormat, NewRows = map(structures(NATIVE / "src" / "rows.h").get, ("row_part", "row_format", "new_rows"))
 
 
 @pytest.fixture(scope="module")
@@ -125,21 +112,6 @@ def test_rows_have_the_bits_of_the_package(codec, rng, dtype):
             assert np.array_equal(words, from_rows(want, shape, dtype, apart)), (shape, apart)
 
 
-def bytes_of_rows(rng, kind, tokens, heads, dims):
-    """Random rows as another cache stores them, with no number that is not finite."""
-    if not kind.quantized:
-        x = rng.standard_normal((tokens, heads, dims), np.float32).astype(NARROW.get(kind.name, np.float32))
-        return x.view(np.uint8).reshape(tokens, heads, -1)
-    raw = rng.integers(0, 256, (tokens, heads, kind.row_bytes(dims)), np.uint8)
-    if kind.head_scale:
-        raw[(raw & 127) == 127] = 126
-        return raw
-    halves = rng.standard_normal((tokens, heads, dims // 32, kind.halves)).astype(np.float16)
-    in_blocks = raw.reshape(tokens, heads, dims // 32, -1)
-    in_blocks[..., : 2 * kind.halves] = halves.view(np.uint8)
-    return raw
-
-
 @pytest.mark.parametrize("dtype", (*STORAGE, *MIXED))
 def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
     scales = rng.uniform(0.1, 4, (2, 2)).astype(np.float32)
@@ -147,7 +119,7 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
         if shape.latent and "/" in dtype:
             continue
         sizes = zip(storage_types(dtype), (shape.head_dim, shape.v_head_dim), strict=True)
-        encoded = [bytes_of_rows(rng, kind, 5, 2, dims) for kind, dims in sizes]
+        encoded = [row_bytes(rng.standard_normal((5, 2, dims), np.float32), kind.name) for kind, dims in sizes]
         want, largest = encoded_rows(encoded[:1] if shape.latent else encoded, shape, dtype, scales)
         words, largest_k = encode(codec, shape, dtype, *encoded, scales, encoded=True)
         assert np.array_equal(words, want) and largest_k == largest.k
@@ -210,20 +182,15 @@ def test_encoded_blocks_are_whole(codec):
 
 
 @needs_compiler
-def test_every_name_of_the_library_has_its_prefix(tmp_path):
+def test_every_name_of_the_library_has_its_prefix():
     """So that a host can link it beside any code of its own."""
-    file = built(tmp_path, LIBRARY, "-O0")
-    output = subprocess.run(["nm", "-g", "--defined-only", file], capture_output=True, text=True)
+    command = ["nm", "-g", "--defined-only", library(SHIMMED)._name]
+    output = subprocess.run(command, capture_output=True, text=True)
     names = set(re.findall(r"^\w+ [A-Z] (\w+)$", output.stdout, flags=re.M)) - {"_init", "_fini"}
     assert len(names) > 20 and all(name.startswith("za_") for name in names), names
 
 
 # --- the generated formulas ----------------------------------------------------------------------------------
-
-
-def words_named(names, kind=c.c_uint32):
-    """A struct of words with these names."""
-    return type("Words", (c.Structure,), {"_fields_": [(name, kind) for name in names]})
 
 
 def values_of(struct):
@@ -239,10 +206,10 @@ def formulas():
     if COMPILER is None:
         pytest.skip("there is no C compiler (package gcc)")
     loaded = library([NATIVE / "src" / f"{name}.c" for name in ("shape", "loops", "error")])
-    fields = [(name, c.c_bool if name == "cpu" else c.c_uint64) for name in generated_c.size_fields()]
-    loaded.Sizes = type("Sizes", (c.Structure,), {"_fields_": fields})
-    for family, decl in generated_c.FAMILIES.items():
-        getattr(loaded, f"za_{family}_constants").restype = words_named(decl.constant_names)
+    structs = structures(contract() / "zinc_contract.h")
+    for family in generated_c.FAMILIES:
+        getattr(loaded, f"za_{family}_constants").restype = structs[f"{family}_constants"]
+    loaded.za_registers_of.restype = structs["registers"]
     loaded.za_split_rule.restype, loaded.za_units_fit.restype = c.c_uint64, c.c_bool
     loaded.za_split_rule.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64]
 
@@ -256,7 +223,7 @@ def formulas():
             "v_storage": v,
             "nhd": layout == "NHD",
         }
-        sizes = loaded.Sizes(**{name: int(x) for name, x in fields.items()}, compute_units=64, cpu=kind == "cpu")
+        sizes = structs["sizes"](**{name: int(x) for name, x in fields.items()}, compute_units=64, cpu=kind == "cpu")
         loaded.za_sizes(c.byref(sizes))
         return sizes
 
@@ -320,7 +287,6 @@ def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, fami
 
 
 def test_a_device_has_the_registers_of_its_family(formulas):
-    formulas.za_registers_of.restype = words_named(Layout._fields)
     for kind, vendor, major, subgroup in itertools.product(
         ("cpu", "gpu"), (AMD, NVIDIA, INTEL, 0x13B5), (2, 25, 26, 580), (4, 8, 16, 32)
     ):
@@ -339,11 +305,6 @@ def test_loops_are_unrolled_as_by_the_package(formulas):
         formulas.free(hinted)
 
 
-def test_the_program_uses_the_header_alone():
-    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
-    assert included == ["zinc_attn.h"]
-
-
 @needs_compiler
 def test_grids_of_the_graph_s_kernels_are_python_s(rng):
     loaded = library([NATIVE / "src" / "error.c", contract() / "zinc_graph.c"])
@@ -355,51 +316,35 @@ def test_grids_of_the_graph_s_kernels_are_python_s(rng):
             assert tuple(groups) == kernel.groups(spec.tolist(), words.tolist()), kernel.name
 
 
-class Kernel(c.Structure):
-    _fields_ = [("name", c.c_char_p), ("module", c.c_char_p), ("code", c.c_void_p), ("code_bytes", c.c_size_t)]
-    _fields_ += [(name, c.c_uint32) for name in ("bindings", "constants", "written")]
-
-
-class Command(c.Structure):
-    _fields_ = [("kernel", c.POINTER(Kernel)), ("pipeline", c.c_void_p), ("place", c.c_uint64 * 3 * MAX_BINDINGS)]
-    _fields_ += [("groups", c.c_uint32 * 3), ("beside", c.c_bool), ("products", c.c_uint64), ("level", c.c_uint32)]
-    _fields_ += [("behind", c.POINTER(Kernel)), ("met", c.c_uint64 * 3)]
-
-
 @needs_compiler
 @pytest.mark.parametrize("in_order", (False, True))
 def test_levels_are_python_s(rng, in_order):
     """Of random lists; what a command waits for is there, and a list that was cleared leaves nothing."""
     loaded = library([NATIVE / "src" / "error.c", NATIVE / "src" / "levels.c"])
-    state, met = (c.c_uint64 * 3)(), 0  # struct levels: a pointer, two words, and the last level
-    last = c.c_uint32.from_buffer(state, 16)
+    structs = structures(contract() / "zinc_contract.h") | structures(NATIVE / "src" / "objects.h")
+    structs |= structures(NATIVE / "src" / "levels.h")
+    state, met = structs["levels"](), 0
     a, b = (Access(buffer, 0, 4, True) for buffer in range(2))
-    assert [*levels([([a], False), ([b], False), ([b, a], True)], False)] == [0, 0, 1]  # beside b, behind a
+    assert [*levels([([a], False), ([b], False), ([b, a], True)], False)] == [0, 0, 1]  # beside b, after a
     for _ in range(100):
         steps, commands = [], []
         for i in range(int(rng.integers(1, 30))):
             n, written = int(rng.integers(1, 7)), int(rng.integers(64))
-            kernel = Kernel(b"one", b"one", None, 0, n, 0, written)
-            command = Command(c.pointer(kernel), beside=i > 0 and rng.random() < 0.1)
-            places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
-            command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
-            assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
-            steps.append(
-                (
-                    [
-                        Access(b, start, start + size, written >> j & 1 == 1)
-                        for j, (b, start, size) in enumerate(places)
-                    ],
-                    command.beside,
-                )
-            )
+            kernel = structs["kernel"](name=b"one", bindings=n, written=written)
+            command = structs["za_command"](c.addressof(kernel), independent=i > 0 and rng.random() < 0.1)
+            places = rng.integers((1, 0, 1), (4, 90, 20), (n, 3)).tolist()
+            for to, place in zip(command.place, places, strict=False):
+                to.buffer, to.offset, to.size = place
+            assert loaded.za_level(c.byref(state), c.byref(command), c.c_uint32(state.last if in_order else 0))
+            used = [Access(x, begin, begin + size, written >> j & 1 == 1) for j, (x, begin, size) in enumerate(places)]
+            steps.append((used, command.independent))
             commands.append(command.level)
-            if command.behind:
-                buffer, begin, size = command.met
-                access = Access(buffer, begin, begin + size, True)
-                assert size and any(access.meets(other) for other in steps[i][0])
+            if command.awaited:
+                begin = command.met.offset
+                access = Access(command.met.buffer, begin, begin + command.met.size, True)
+                assert command.met.size and any(access.meets(other) for other in used)
                 met += 1
         assert commands == [*levels(steps, in_order)]
-        loaded.za_levels_clear(state)
-    loaded.za_levels_free(state)
+        loaded.za_levels_clear(c.byref(state))
+    loaded.za_levels_free(c.byref(state))
     assert met > 100
