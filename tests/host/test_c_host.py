@@ -8,12 +8,11 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from c_host import COMPILER, EMBED, LIBRARY, NARROW, NATIVE, PAGE, built, contract, library, needs_compiler
+from c_host import COMPILER, LIBRARY, NARROW, NATIVE, built, library, needs_compiler
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
 from zinc_attn.cache.strided import from_rows
-from zinc_attn.graph.declarations import GRAPH_KERNELS
 from zinc_attn.kernels import c as generated_c
 from zinc_attn.kernels.declarations import MAX_BINDINGS
 from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
@@ -21,13 +20,11 @@ from zinc_attn.kernels.matrix import WORKGROUP_RULE
 from zinc_attn.kernels.sizes import value_passes
 from zinc_attn.kernels.tuning import heads_together, most_heads, shared_rows, wave_size
 from zinc_attn.limits import MAX_HEADS_PER_WORKGROUP
-from zinc_attn.planning.splits import SplitPlan, plan_splits
+from zinc_attn.planning.splits import plan_splits
 from zinc_attn.runtime.device import SPIRV, load_spirv
 from zinc_attn.runtime.vulkan.commands import Access, levels
 from zinc_attn.shapes import KV_LAYOUTS, TILES, AttnShape, row_format, row_strides, strided_format
 from zinc_attn.storage import STORAGE, storage_index, storage_types
-from zinc_attn.tools.cost.cards import CARDS
-from zinc_attn.tools.cost.predict import predict
 from zinc_attn.tools.export import describe
 
 MIXED = [f"{k}/{v}" for k, v in zip(STORAGE, [*STORAGE][3:] + [*STORAGE][:3], strict=True)]  # each once as K, as V
@@ -283,18 +280,6 @@ def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
             assert formulas.za_split_rule(c.byref(sizes), nodes, q_len) == plan.num_splits, (shape, nodes)
 
 
-def test_the_modeled_share_is_the_package_s(formulas):
-    """Of the library's splits, whose programs have the constants of the test before; beside that of Python's."""
-    page, shape = (PAGE.parent / "cost-model.md").read_text(), AttnShape(16, 2, 256)
-    written = re.search(r"with its own rule the share is (.*) % at 32k and (.*) % at 128k", page)
-    for tokens, said in zip((1 << 15, 1 << 17), written.groups(), strict=True):
-        splits = formulas.za_split_rule(c.byref(formulas.sizes_of(shape)), tokens // 512, 1)
-        plans = SplitPlan.fixed(tokens, shape, num_splits=splits), plan_splits(tokens, shape, 64)
-        library, package = (f"{100 * predict(plan, CARDS['r9700']).fraction:.1f}" for plan in plans)
-        print(f"{tokens} keys: {library} % of the C library's {splits} splits, {package} % of Python's")
-        assert library == package == said
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_workgroups_serve_as_many_heads_and_rows_as_the_package_s(formulas, family):
     """Where registers, shared memory or compute units bound them; their waves have as many invocations."""
@@ -337,22 +322,6 @@ def test_loops_are_unrolled_as_by_the_package(formulas):
         hinted = formulas.za_unrolled(code, c.c_size_t(len(code) // 4))
         assert c.string_at(hinted, len(code)) == load_spirv(decl, "discrete"), decl
         formulas.free(hinted)
-
-
-def test_the_program_uses_the_header_alone():
-    included = re.findall(r'#include "(.*)"', (EMBED / "main.c").read_text())
-    assert included == ["zinc_attn.h"]
-
-
-@needs_compiler
-def test_grids_of_the_graph_s_kernels_are_python_s(rng):
-    loaded = library([NATIVE / "src" / "error.c", contract() / "zinc_graph.c"])
-    for number, kernel in enumerate(GRAPH_KERNELS):
-        for _ in range(50):
-            spec = rng.integers(1, 6, len(kernel.decl.spec)).astype(np.uint32)
-            words, groups = rng.integers(1, 90, kernel.words).astype(np.uint32), np.zeros(3, np.uint32)
-            loaded.za_graph_groups(number, *(c.c_void_p(x.ctypes.data) for x in (spec, words, groups)))
-            assert tuple(groups) == kernel.groups(spec.tolist(), words.tolist()), kernel.name
 
 
 class Kernel(c.Structure):

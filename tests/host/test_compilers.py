@@ -8,12 +8,11 @@ import pytest
 from support import FULL, needs_radv
 
 from zinc_attn.cli import app as cli
-from zinc_attn.errors import ArgumentError, KernelError, NoVulkanError
+from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
+from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, targets, variants
 from zinc_attn.tools.compilers.gates import Compiled, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
-from zinc_attn.tools.cost.cards import RDNA4
 
 STATISTICS = {
     **{"VGPRs": 96, "SGPRs": 128, "Spilled VGPRs": 0, "Spilled SGPRs": 0},
@@ -24,9 +23,9 @@ LATENT = Spec("attend_f16", 576, 4, 5, v_head_dim=512, latent=True)
 OTHERS = ("32/4/128", "32/1/320/256/latent", "32/8/192/128")  # of which a third is compiled, and with --full all
 
 
-def compiled(wave=32, name="gfx1201", mesa=25, **changed):
+def compiled(wave=32, **changed):
     statistics = STATISTICS | {key.replace("_", " "): value for key, value in changed.items()}
-    return Compiled.read({"mesa": mesa, "wave": wave, "statistics": statistics}, Compiler(name))
+    return Compiled.read({"mesa": 25, "wave": wave, "statistics": statistics}, Compiler("gfx1201"))
 
 
 def reported(spec=ATTEND, **changed):
@@ -43,13 +42,7 @@ def test_shipped_kernels_keep_their_gates():
     others = [spec for shape in OTHERS for spec in variants.specs_for(AttnShape.parse(shape))]
     specs = variants.specs_for(AttnShape(16, 2, 256)) + variants.encode_specs() + (others if FULL else others[::3])
     reports = compiler.compile_variants(specs)
-    assert [r.spec for r in reports] == specs
-    assert list(gates.violations(reports)) == []
-    for r in reports:
-        assert 0 < r.compiled.statistics["Instructions"] < r.compiled.statistics["Code size"]
-        assert (r.issue_per_key is None) == (r.spec.call in ("merge", "encode")), r.spec.name
-    columns, lines = gates.table(reports)
-    assert len(lines) == len(specs) and {len(line) for line in lines} == {len(columns)}
+    assert [r.spec for r in reports] == specs and list(gates.violations(reports)) == []
 
 
 @pytest.mark.usefixtures("with_compiler")
@@ -57,52 +50,18 @@ def test_the_kernels_of_the_graph_keep_their_gates():
     assert list(graph.graph_violations()) == []
     spilling = compiled(64, VGPRs=97, Spilled_VGPRs=2, LDS_size=(32 << 10) + 4)
     sentences = list(spilling.broken("norm [0, 1, 1]", "vec", graph.MOST_SHARED))
-    matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
-    assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
-    kinds = [graph.kind(kernel, spec) for kernel, spec in graph.graph_programs() if kernel.name == "mul_mat_vec"]
-    assert {"vec", "graph"} == set(kinds) and graph.kind(*graph.graph_programs()[0]) == "graph"
     assert [sentence.split(": ")[1] for sentence in sentences] == [
         *("2 spilled registers, at most 0 allowed", "32772 LDS bytes, at most 32768 allowed"),
         *("97 registers, at most 96 allowed", "wave64, wave32 needed"),
     ]
 
 
-@pytest.mark.parametrize(
-    ("behind", "cycles"),
-    (("s_cbranch_scc1 BB1", 8 + 16 + 2), ("s_cbranch_scc1 BB2\n s_cbranch_scc0 BB1", None), ("s_endpgm", None)),
-)
-def test_the_cycles_of_a_leaf(behind, cycles):
-    """From the begin of the one loop to the block of its last product, without what is free."""
-    first, last = "v_wmma_i32_16x16x16_iu8 v0\n s_add_u32 s0, s0", "v_wmma_f32_16x16x16_f16 v0\n ds_load_b32 v0"
-    text = (
-        f"BB0:\n v_mov_b32 v0, 0\nBB1:\n {first}\nBB2:\n {last}\n v_mov_b32 v1, v0\nBB3:\n v_mov_b32 v3, 0\n {behind}"
-    )
-    assert isa.leaf_cycles(text) == cycles
-
-
-@pytest.mark.usefixtures("with_compiler")
-def test_main_loops_of_a_compiled_program():
-    spec = Spec("attend_f32", 64, 3)
-    (answer,) = compiler.compile_programs([spec.program()])
-    assert "v_dual_mul_f32" in answer["isa"]
-    qk, pv = isa.main_loops(answer["isa"], compiler._trips(spec))
-    assert qk is not None and pv is not None
-    # 3 heads: 2 keys a lane x (multiply and add) of 64 dimensions, dual issue at best halves it
-    assert 3 * 64 * 2 * 2 / 64 / 2 <= qk < 3 * 64 * 2 * 2 / 64
-    assert 3 * 2 * 2 / 2 <= pv < 2 * 3 * 2 * 2
-
-
-LARGE = Spec("attend_f32", 512, 4)
 INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")
-WIDE_V = Spec("attend_f16", 128, 8, v_head_dim=320)
 VIOLATIONS = (
-    *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LARGE, 192), (LATENT, 192))),
+    *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LATENT, 192))),
     (reported(VGPRs=144), "attend_f16:256:8: 144 registers, at most 120 allowed"),
     (reported(LATENT, VGPRs=193), "attend_f16:576/512/latent:4: 193 registers, at most 192 allowed"),
-    (reported(WIDE_V, VGPRs=193), "attend_f16:128/320:8: 193 registers, at most 192 allowed"),
-    (reported(Spec("merge", 576), VGPRs=144), "merge:576: 144 registers, at most 120 allowed"),
     (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 registers, at most 120 allowed"),
-    (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 registers, at most"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
     (replace(reported(INTEGER), wmma=1, leaf=160.0), ""),
     (replace(reported(INTEGER), wmma=1, leaf=160.5), f"{INTEGER.name}: 160.5 issue cycles a key, at most 160 allowed"),
@@ -120,57 +79,6 @@ def test_violations(report, text):
     assert len(result) == bool(text) and "".join(result).startswith(text)
     both = list(gates.violations([reported(Spilled_VGPRs=2, LDS_size=18944), report]))
     assert len(both) == 2 + len(result), "every broken gate of every variant has a sentence"
-
-
-def test_occupancy():
-    by_registers = {0: 16, 96: 16, 97: 12, 120: 12, 144: 10, 168: 9, 192: 8, 216: 7, 240: 6, 256: 5}
-    assert {vgprs: RDNA4.waves(vgprs) for vgprs in by_registers} == by_registers
-    assert {vgprs: compiled(VGPRs=vgprs).waves for vgprs in by_registers} == by_registers
-    assert [compiled(name="gfx1030", VGPRs=n).waves for n in (64, 65, 128)] == [16, 14, 8]
-    assert [TARGETS[name].family.waves(168) for name in ("hopper", "ada")] == [3, 3]
-    by_lds = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}  # of eight waves
-    assert {lds: reported(LDS_size=lds).waves_by_lds for lds in by_lds} == by_lds
-
-
-def test_the_issue_cycles_of_a_key():
-    """Of all workgroups that share it; test_cost.py has those of compiled kernels."""
-    spec = Spec("attend_f16", 64, 8, chunks=2)
-    assert VariantReport(compiled(), spec, 5 / 8, 2.0).issue_per_key == 2 * (5 / 8 + 2)
-
-
-def test_trips_of_the_main_loops():
-    trips = {Spec(f"attend_{dtype}", 64, 1): (2, 8) for dtype in ("f16", "q8_0")}  # 4 chunks of K, 8 keys of V
-    trips |= {Spec("attend_f16", 192, 1, v_head_dim=128): (6, 8), Spec("attend_f32", 80, 8): (5, 8)}
-    assert {spec: compiler._trips(spec) for spec in (*trips, LATENT)} == {**trips, LATENT: (18, 16)}
-
-
-def test_default_specs():
-    specs = variants.default_specs()
-    assert len(specs) == len(set(specs))
-    assert {s.head_dim for s in specs} == {64, 80, 96, 112, 128, 192, 256, 512}
-    assert Spec("attend_f32", 256, 6) in specs
-    assert Spec("merge", 64) in specs
-    assert [spec.chunks for spec in variants.specs_for(AttnShape(20, 1, 512), dtypes=("f16",))] == [3, 2, 1]
-    assert {(s.head_dim, s.latent) for s in specs} == {(s.v_head_dim, False) for s in specs}
-
-
-def test_constants_where_v_is_not_like_k():
-    decl, values = LATENT.program()
-    assert dict(zip(decl.spec, values, strict=True)) == {
-        **{"k_dim": 576, "v_dim": 512, "latent": 1, "vectors": 4, "chunks_ahead": 4, "tile": 64, "rows_shared": 1},
-        **{
-            "rows_ahead": 8,
-            "pass_sums": 2048,
-            "softcap": 0,
-            "biases": 0,
-            "mask": 0,
-            "k_storage": 1,
-            "v_storage": 1,
-            "workgroup_size": 256,
-        },
-        **{"arithmetic": 0, "subgroups": 1, "walks": 1, "k_size": 0, "v_size": 0, "k_stride": 0, "v_stride": 0},
-    }
-    assert Spec("merge", 512).program()[1][0] == 512
 
 
 @pytest.mark.usefixtures("with_compiler")
@@ -240,10 +148,3 @@ def test_the_compilers_of_other_mesas(name):
     for program in (r.compiled for r in reports):
         assert 32 <= program.registers <= 800 and program.cycles > program.instructions > 500
         assert (program.waves is None) == (driver is targets.ANV) and program.mesa >= 26
-
-
-@pytest.mark.usefixtures("with_compiler")
-def test_missing_module(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiler, "SPIRV", tmp_path)
-    with pytest.raises(KernelError, match=r"attend\.spv"):
-        compiler.compile_variants([ATTEND])
