@@ -1,40 +1,13 @@
 """The committed record is what the oracle gives, its values are fixed, and record files are read strictly."""
 
-import json
-
 import numpy as np
 import pytest
 
-from zinc_attn.errors import ArgumentError
 from zinc_attn.planning.arithmetic import EXACT
-from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.check import data, record
+from zinc_attn.tools.check import record
 from zinc_attn.tools.check.cases import Case
-from zinc_attn.tools.check.data import KINDS, MASKS, Data
-from zinc_attn.tools.check.outcome import Outcome, make_record, oracle_output
+from zinc_attn.tools.check.outcome import Outcome, oracle_output
 from zinc_attn.tools.harness.bits import Output
-
-SHAPE = AttnShape(4, 2, 64)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
-def test_every_kind_is_stored_as_it_is_and_a_prefix_of_more(kind, dtype):
-    long, short = (Data.make(SHAPE, dtype, tokens, kind) for tokens in (700, 256))
-    held = long.stored_as(dtype)
-    assert np.array_equal(long.q, short.q)
-    for name in "kv":
-        a, b, c = getattr(long, name)[:256], getattr(short, name), getattr(held, name)[:256]
-        assert np.array_equal(a, b) and np.array_equal(a, c)
-
-
-@pytest.mark.parametrize("kind", MASKS)
-def test_a_rows_mask_depends_on_its_position_alone(kind):
-    three, row = data.mask_of(kind, 3, 301), data.mask_of(kind, 1, 300)
-    behind = three.shape[1] - row.shape[1] - 1  # keys that the mask of three rows has before the other's
-    assert np.array_equal(three[1, behind:-1], row[0]) and row.shape[1] == (300 if kind in ("random", "f16") else 100)
-    assert np.all(three[1, :behind] == (True if three.dtype == bool else 0))
-
 
 GRID = 60  # default cases without masking options, of which the oracle takes minutes for the long ones
 MOST = [case for i, case in enumerate(Case.default()) if i >= GRID or case.context <= 1000 or i == 6]
@@ -63,32 +36,6 @@ def test_sampled_heads_are_the_last_ones(masking):
     assert fault_of(every, some) == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    [
-        ("", {}),
-        ("sinks", {"sinks": True}),
-        ("falling window=128+sinks", {"kind": "falling", "window": 128, "sinks": True}),
-        ("window=1+softcap=2.5+scale=-0.1+sinks", {"window": 1, "softcap": 2.5, "scale": -0.1, "sinks": True}),
-        (
-            "rows=3 matrix rising sinks+alibi+mask=tree+noncausal",
-            dict(rows=3, arithmetic="matrix", kind="rising", sinks=True, alibi=True, mask="tree", causal=False),
-        ),
-    ],
-)
-def test_a_case_has_one_text(text, fields):
-    case = Case(SHAPE, "f16", 5, **fields)
-    whole = f"4/2/64 f16 5 {text}".strip()
-    assert Case.parse(whole) == case and str(case) == whole
-    assert Case.parse(" ".join(["4/2/64 f16 5", *reversed(text.replace("+", " ").split())])) == case
-
-
-def test_every_masking_option_changes_the_bits():
-    texts = ["", "window=60", "softcap=20", "scale=0.1", "sinks", "alibi", *(f"mask={kind}" for kind in MASKS)]
-    result = [Case.parse(f"4/2/64 f16 150 {text}") for text in texts]
-    assert len({oracle_output(case, case.data()).digest() for case in result}) == len(texts)
-
-
 def fault_of(got, want):
     """The line of the fault, empty where no bit differs."""
     outcome = Outcome(Case.quick()[0], "a device")
@@ -110,26 +57,3 @@ def test_first_difference_has_its_distance():
     got.out[1, 2] = np.nan
     assert "not a number; 1 of 8 elements differ" in fault_of(got, want)
     assert fault_of(Output(-want.out, want.lse), want), "equal numbers, other bits"
-
-
-TEXTS = {
-    "{}": "not a file of zinc-attn check --record (KeyError('format'))",
-    '{"format": 0}': "got format 0, expected 1",
-    '{"format": 1, "records": [{"cases": {}}]}': "not a file of zinc-attn check --record (KeyError('made_by'))",
-}
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_bad_record_files(tmp_path, text):
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    with pytest.raises(ArgumentError) as error:
-        record.load_record(path)
-    assert str(error.value) == f"{path}: {TEXTS[text]}"
-
-
-def test_make_record():
-    cases = "4/2/64 f32 5", "4/2/64 f16 3", "4/2/64 f32 5", "4/2/64 f32 9 sinks"
-    (entry,) = json.loads(make_record(map(Case.parse, cases)))["records"]
-    assert list(entry["cases"]) == list(dict.fromkeys(cases))
-    assert entry["run"] == record.run_digest(entry["cases"]) and entry["made_by"]["runtime"] == "reference.emulate"
