@@ -1,9 +1,7 @@
 """The manifest against the declarations and functions that it describes, and its files. No Vulkan device."""
 
 import ast
-import itertools
 from dataclasses import asdict
-from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,8 +9,6 @@ import numpy as np
 import pytest
 from support import GPU
 
-from zinc_attn import limits
-from zinc_attn.cache import rows
 from zinc_attn.cache.layer_storage import HeadSlice, LayerStorage
 from zinc_attn.cache.mover import PageGeometry
 from zinc_attn.decode.scoring import Scoring
@@ -26,7 +22,7 @@ from zinc_attn.planning.splits import SplitPlan, plan_splits
 from zinc_attn.planning.submission import RowSlice
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import TILES, AttnShape, row_format, row_strides, strided_format
-from zinc_attn.storage import STORAGE, storage_types
+from zinc_attn.storage import STORAGE
 from zinc_attn.tools.export import describe, evaluate, evaluate_all
 
 SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128", "64/8/64", "9/3/64", "16/1/512", "10/1/80")]
@@ -51,21 +47,6 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert {section: set(meanings(section)) for section in names} == names
     fields = {f"{record}.{word}" for record in describe.RECORDS for word in names[f"work.{record}"]}
     assert set(meanings("types")) <= fields
-
-
-def test_kernels_and_records_are_the_declarations(manifest):
-    """The places that the C hosts do not read, which go by a number's name."""
-    for name in describe.RECORDS:
-        fields = [(entry["name"], entry["word"], entry["byte"]) for entry in manifest["work"][name]["fields"]]
-        assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
-    for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
-        bindings = [(entry["binding"], entry["name"], entry["access"]) for entry in kernel["bindings"]]
-        assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
-        places = [(entry["id"], entry["offset"], entry["name"]) for entry in kernel["specialization_constants"]]
-        assert places == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
-        sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
-        local_size = [sizes.get(decl, "32"), "1", "1"]
-        assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
 
 
 def test_no_formula_uses_a_name_that_is_not_explained(manifest):
@@ -135,26 +116,6 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             for decl, values in programs:
                 result = numbers["kinds"][kind]["specialization"][decl.family]
                 assert tuple(result[name] for name in decl.spec) == values
-
-
-@pytest.mark.parametrize(
-    "shape,units", [*((s, 64) for s in SHAPES + WIDE[:2]), (SHAPES[0], 1), (SHAPES[1], 132)], ids=str
-)
-def test_the_split_rule(shape, units):
-    """Its formulas, for several query rows and windows."""
-    for context, (q_len, window) in itertools.product(
-        (0, 1, 512, 513, 8192, 131072, limits.MAX_CONTEXT), ((1, 0), (4, 0), (1, 100), (3, 5000))
-    ):
-        plan = plan_splits(context, shape, units, q_len, window or None)
-        names = {**names_of(shape, "f16", 256), "kind": "gpu", "compute_units": units, "q_len": q_len, "rows": q_len}
-        names |= {"context_len": context, "window": window}
-        names |= evaluate_all(formulas("quantities"), names)
-        names |= evaluate_all(formulas("split_rule"), names)
-        assert names["splits"] == plan.num_splits, context
-        starts = [names["first_node"] + i * names["nodes"] // names["splits"] for i in range(names["splits"] + 1)]
-        assert list(pairwise(starts)) == plan.node_ranges()
-        told = describe._shape(shape, "f16", 256, units, "tiles")["most_splits"]
-        assert q_len > 1 or told == names["most_splits"]
 
 
 @pytest.mark.parametrize("context,q_len", ((0, 1), (1, 1), (64, 3), (65, 1), (1000, 5), (70000, 1)))
@@ -234,37 +195,3 @@ def recorded(plan, scoring):
         "table": table,
     }
     return plans, steps
-
-
-INDEXED = [AttnShape.parse(s) for s in ("4/2/128", "4/2/192/128", "4/2/96/160", "2/2/576/512/latent", "4/2/72/33")]
-APART = [(shape, "q5_1/q4_0") for shape in INDEXED if not shape.latent]
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [*itertools.product(INDEXED, STORAGE), *APART])
-def test_row_index_maps(rng, dtype, shape):
-    """A bit that is flipped where they say changes the value or the block of 32 that is stored there, and no other.
-
-    tests/device/test_manifest.py compares the places in a cache with these.
-    """
-    k = rng.standard_normal((3, shape.kv_heads, shape.head_dim)).astype(np.float16)
-    v = rng.standard_normal((3, shape.kv_heads, shape.v_head_dim)).astype(np.float16)
-    v = k[..., : shape.v_head_dim] if shape.latent else v
-    kinds, index = storage_types(dtype), meanings("rows.index")
-    k, v = (rows.stored_values("x", x, kind.name, True)[0] for x, kind in zip((k, v), kinds, strict=True))
-    names, words = names_of(shape, dtype, 64), rows.encode(k, v, shape, dtype)
-    before = rows.decode(words, shape, dtype)
-    for which, kind in enumerate(kinds[: 1 if shape.latent else 2]):
-        x, size = "kv"[which], before[which].shape[2]
-        last = size - 1 - (size % 32 == 1)  # a block of one value has a scale of 0 in some types
-        places = [(f"{x}_word", f"{x}_bit", 1), (f"{x}_word", f"{x}_bit + {kind.bits - 1}", 1)]
-        places += [(f"{x}_scale_word", f"{x}_scale_bit + 13", 32)] * (kind.halves > 0)
-        places += [(f"{x}_fifth_word", "fifth_bit", 1)] * kind.fifth_bits
-        for (row, head, dim), (word, bit, width) in itertools.product({(0, 0, 0), (2, 1, last), (1, 0, 31)}, places):
-            known = {**names, "row": row, "kv_head": head, "dim": dim}
-            known["row_at"] = evaluate(index["row_at"], known)
-            name, _, more = bit.partition(" + ")
-            changed = words.copy()
-            place = evaluate(index[name], known) + int(more or 0)
-            changed.reshape(-1)[evaluate(index[word], known)] ^= np.uint32(1 << place)
-            differs = np.argwhere(rows.decode(changed, shape, dtype)[which] != before[which])
-            assert len(differs) and {(r, h, d // width) for r, h, d in differs} == {(row, head, dim // width)}
