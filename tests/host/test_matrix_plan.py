@@ -10,7 +10,7 @@ from support import GPU
 from zinc_attn.canonical.arguments import key_ranges
 from zinc_attn.kernels import matrix
 from zinc_attn.kernels.dispatches import MatrixVariant, attend_call
-from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, best_fragment, matrix_workgroup
+from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment, matrix_workgroup
 from zinc_attn.kernels.records import Records
 from zinc_attn.kernels.tuning import SCRATCH_BYTES
 from zinc_attn.planning.call import cut_call, plan_call
@@ -94,15 +94,6 @@ def test_workgroups(text):
     assert call.groups[0] * call.spec[3] >= shape.group
 
 
-def test_fragments():
-    for sizes, best in (
-        (((8, 8, 16), (16, 16, 16), (16, 8, 16)), (16, 16, 16)),
-        (((16, 8, 16), (32, 32, 16)), (16, 8, 16)),
-        (((32, 8, 16), (4, 4, 4)), None),
-    ):
-        assert best_fragment([MatrixFragment(*size) for size in sizes]) == best
-
-
 @pytest.mark.parametrize("arithmetic", ("matrix-prefill", "integer"))
 @pytest.mark.parametrize(("rows", "matrices"), (((1, 1), False), ((4, 4), True), ((3, 4), None)))
 def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
@@ -118,19 +109,6 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
     assert [part.key.matrix for part in without] == [None]
     everything = plan_call(requests, CallOptions(layouts, arithmetic="matrix"), facts).submissions
     assert [case.key.matrix is not None for case in everything] == [True]
-
-
-def test_the_key_names_the_workgroup():
-    """Two calls that need other workgroups have other recordings."""
-    layouts = fixed_layouts(SHAPE, num_splits=2, split_size=None)
-    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
-    keys = set()
-    for rows in (1, 4, 16):
-        request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))
-        (submission,) = plan_call([request], CallOptions(layouts, arithmetic="matrix"), facts).submissions
-        assert submission.key.matrix is not None
-        keys.add(submission.key.matrix.vectors)
-    assert keys == {16, 64}
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("16/2/512/64", 29127), ("16/2/256", 1 << 17), ("16/2/256", 1 << 20)])

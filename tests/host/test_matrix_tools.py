@@ -1,19 +1,16 @@
 """Arithmetic with matrix units without a device: who may use it, and what the tools say of it."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from support import GPU, fake_device
 
-from zinc_attn import reference
 from zinc_attn.cache.rows import Largest
 from zinc_attn.cli import check as check_command
 from zinc_attn.decode import arithmetic as rules
 from zinc_attn.errors import ArgumentError, DTypeError, KernelError, UnsupportedError, ValueRangeError
 from zinc_attn.kernels.matrix import NO_MATRICES
-from zinc_attn.planning.arithmetic import ARITHMETICS
 from zinc_attn.runtime import device as opened
 from zinc_attn.shapes import AttnShape
 from zinc_attn.tools.check import outcome as judging
@@ -21,8 +18,7 @@ from zinc_attn.tools.check import record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome
 from zinc_attn.tools.cost.cards import RDNA4_UNITS
-from zinc_attn.tools.harness.bits import Output, compare, truth
-from zinc_attn.tools.measure import CallSpec
+from zinc_attn.tools.harness.bits import compare, truth
 
 SHAPE, LARGE = AttnShape(4, 2, 64), AttnShape(16, 2, 256)
 SMALL = Case(SHAPE, "f16", 130, kind="coarse", rows=20, arithmetic="matrix")
@@ -33,15 +29,6 @@ def outcome(case=SMALL, off=0.0):
     result = judging.oracle_output(case, case.data())
     result.out[3, 1, 5] += off
     return Outcome(case, "a device", result)
-
-
-@pytest.mark.parametrize("arithmetic", ["exact", "Matrix", 3, None, ["matrix"]])
-def test_no_names_of_arithmetic(arithmetic):
-    """And canonical, the default, asks nothing of a device."""
-    with pytest.raises(ArgumentError, match="expected one of 'canonical', 'fused', 'integer', 'matrix', "):
-        rules.check_arithmetic(arithmetic, fake_device(), "f16", SHAPE)
-    assert [rules.arithmetic_name(name) for name in ARITHMETICS] == [*ARITHMETICS]
-    assert rules.check_arithmetic(ARITHMETICS[0], None, "f32", SHAPE) == "canonical"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
@@ -96,33 +83,6 @@ def test_magnitudes_beyond_float16():
             rules.check_half_range("matrix-prefill", *sizes)
 
 
-def test_the_cases_of_matrix_units():
-    quick, default = Case.quick("matrix"), Case.default("matrix")
-    assert set(quick) < set(default) and len(set(default)) == len(default)
-    shapes = {str(case.shape) for case in default}
-    assert {"16/2/256", "32/8/128", "9/3/64", "20/1/576/512/latent"} < shapes
-    assert {case.rows for case in default} >= {16, 70} and any(case.context % 64 for case in default)
-    assert not set(map(str, default)) & set(map(str, Case.default()))  # canonical digests are never theirs
-
-
-def test_rows_are_the_last_ones_of_the_call():
-    data = SMALL.data()
-    assert SMALL.query(data).shape == (20, 4, 64) and SMALL._replace(rows=1).query(data).shape == (4, 64)
-    assert np.array_equal(data.q[:3], SMALL._replace(rows=1).data().q)
-
-
-def test_coarse_values_are_in_three_types():
-    result = list(SMALL.same_values(SMALL.data()))
-    assert [case.dtype for case, _ in result] == ["bf16", "q8_0"]
-    for case, data in result:
-        held = data.stored_as(case.dtype)
-        assert np.array_equal(held.k, SMALL.data().k) and np.array_equal(held.v, SMALL.data().v)
-    normal = SMALL._replace(kind="normal")
-    assert not list(normal.same_values(normal.data()))
-    canonical = normal._replace(arithmetic="canonical")
-    assert [case.dtype for case, _ in canonical.same_values(normal.data())] == ["f32"]
-
-
 def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
     data = SMALL.data()
     good, bad = outcome(), outcome(off=0.5)
@@ -146,18 +106,6 @@ def test_a_missing_number_is_beyond_every_bound():
     assert want.share(result) == np.inf and difference is not None and "lse[0, 0]: got nan" in difference.text()
 
 
-def test_the_truth_is_of_the_last_heads_and_of_rows_without_keys():
-    rng = np.random.default_rng(1)
-    q, k, v = (rng.standard_normal(s, np.float32) for s in ((3, 4, 64), (9, 2, 64), (9, 2, 64)))
-    mask = np.zeros((3, 9), bool)
-    mask[1:] = True
-    some = truth(q, k, v, "f32", 1, {"mask": mask, "sinks": None})
-    out, lse = (x.astype(np.float32) for x in reference.attention(q, k, v, mask=mask))
-    assert some.out.shape == (3, 2, 64) and some.share(Output(out, lse)) < 0.01 and lse[0, 0] == -np.inf
-    out[2, 0] = 9  # not of the last heads
-    assert compare(Output(out, lse), some) is None
-
-
 def test_a_record_names_the_driver_and_is_of_no_other():
     source = f"r.json [0], {record.origin(record.maker(fake_device()))}"
     assert GPU.driver in source and record.is_of(source, fake_device())
@@ -172,11 +120,3 @@ def test_a_record_of_another_device_is_refused():
     with pytest.raises(ArgumentError, match="the bits of matrix units are a driver's own"):
         check_command.check_sources("matrix", {"r.json [0], another": {}}, [fake_device()])
     check_command.check_sources("canonical", {"r.json [0], another": {}}, [fake_device()])
-
-
-def test_few_rows_of_matrix_prefill_have_the_oracles_bits():
-    spec = CallSpec(SHAPE, 1, [64], arithmetic="matrix-prefill")
-    assert not spec.bounded and not replace(spec, q_len=7).bounded and replace(spec, q_len=8).bounded
-    assert replace(spec, arithmetic="matrix").bounded
-    with pytest.raises(ArgumentError, match="arithmetic: got 'x', expected one of"):
-        replace(spec, arithmetic="x")

@@ -53,17 +53,12 @@ UNREAD = "whose heads or layers are not read here, expected a model without"
     ("config", "shape", "layers"),  # layers: full, windowed, window
     [
         ({**LLAMA, "head_dim": 72}, "32/8/72", (32, 0, None)),
-        ({**LLAMA, "num_attention_heads": 64, "num_key_value_heads": 1}, "64/1/64", (32, 0, None)),
         ({**LLAMA, "num_key_value_heads": None}, "32/32/128", (32, 0, None)),
         ({"text_config": {**QWEN_NEXT, "layer_types": PERIOD * 10}}, "16/2/256", (10, 0, None)),
         ({"thinker_config": {"text_config": LLAMA}}, "32/8/128", (32, 0, None)),
-        ({**LLAMA, "sliding_window": None, "max_position_embeddings": None}, "32/8/128", (32, 0, None)),
         ({**QWEN_2, "use_sliding_window": False}, "28/4/128", (28, 0, None)),
         ({**LLAMA, "num_key_value_heads": 1, "v_head_dim": 96}, "32/1/128/96", (32, 0, None)),
         ({**DEEPSEEK_V3, "head_dim": 64}, "128/128/192/128", (61, 0, None)),
-        ({"text_config": DEEPSEEK_V3}, "128/128/192/128", (61, 0, None)),
-        ({**LLAMA, "attn_layer_period": 8, "attn_layer_offset": 4}, "32/8/128", (4, 0, None)),  # jamba
-        ({**LLAMA, "attn_layer_indices": [9, 18, 27]}, "32/8/128", (3, 0, None)),  # bamba
         ({**LLAMA, "layer_types": CONV, "per_layer_config": {"01": {"head_dim": 8}}}, "32/8/128", (16, 0, None)),
     ],
 )
@@ -81,10 +76,8 @@ def test_config(tmp_path, config, shape, layers):
         ([1], "got no num_attention_heads, expected a Hugging Face config.json that states it"),
         ({"num_attention_heads": 32}, f"num_hidden_layers: got none, {COUNT}"),
         ({"num_attention_heads": 32, "num_hidden_layers": 2}, f"hidden_size: got none, {COUNT}"),
-        ({**LLAMA, "num_attention_heads": "32"}, f"num_attention_heads: got '32', {COUNT}"),
         ({**LLAMA, "hidden_size": 4001}, "hidden_size: got 4001, expected a multiple of num_attention_heads = 32"),
         ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
-        ({**LLAMA, "v_head_dim": 0}, f"v_head_dim: got 0, {COUNT}"),
         ({**LLAMA, "layer_types": [1]}, "layer_types: got 1 entries, expected a list of num_hidden_layers = 32"),
         ({**LLAMA, "layer_types": ["hybrid"] * 32}, f"layer_types: got 'hybrid', expected some of {', '.join(_KINDS)}"),
         ({**LLAMA, "per_layer_config": {"3": {"head_dim": 64}}}, f"layers: got layers of {SINGLE}"),
@@ -137,11 +130,6 @@ def test_presets(tmp_path):
         name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED
     }
     assert result == {name: kib * 1024 for name, kib in PUBLISHED.items()}
-    others = {"gemma-3-27b": ("32/16/128", 10, 52), "codellama-34b": ("64/8/128", 48, 0)}
-    others |= {"smollm2-135m": ("9/3/64", 30, 0), "mimo-v2-flash": ("64/4/192/128", 9, 39)}
-    for name, (shape, full, windowed) in others.items():
-        model = PRESETS[name]
-        assert (str(model.shape), model.attention_layers, model.windowed_layers) == (shape, full, windowed)
     configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
     configs |= {"kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}, "gpt-oss-20b": GPT_OSS, "gemma-4-31b": GEMMA_4}
     configs |= {"qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4}, "llama-3.1-8b": LLAMA}
