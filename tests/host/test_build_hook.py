@@ -3,15 +3,12 @@ for; hatchling itself is not needed here."""
 
 import importlib.util
 import os
-import platform
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-
-from zinc_attn.runtime.cpu import building
 
 ROOT = Path(__file__).resolve().parents[2]
 both_kinds = pytest.mark.parametrize("kind", ["standard", "editable"])
@@ -95,13 +92,3 @@ def test_a_platform_wheel_carries_libraries_and_says_what_glibc_they_need(hook, 
     hook.initialize("standard", data)
     places = {str(folder / name): f"zinc_attn/libraries/{name}" for name in names}
     assert data == {"pure_python": False, "tag": "py3-none-manylinux_2_34_x86_64", "force_include": places}
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the levels are of x86-64")
-def test_a_processor_runs_the_best_library_that_it_can(tmp_path):
-    for name in building.LEVELS:
-        (tmp_path / name).touch()
-    every = frozenset.union(*building.LEVELS.values())
-    levels = {"-v4": every, "-v3": every - {"avx512_vnni"}, "": every - {"fma"}}
-    for level, extensions in levels.items():
-        assert next(building.carried(tmp_path, set(extensions))).name == f"libzinc_cpu{level}.so"

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from broken_shaders import break_kernels
-from little_kernels import HEAD, compiled, declared, spirv
+from little_kernels import HEAD, compiled, declared
 from support import needs_radv
 
 from zinc_attn.errors import KernelError, UnsupportedError, WrongResultError
@@ -14,14 +14,12 @@ from zinc_attn.kernels import declarations as kernels
 from zinc_attn.runtime.device import Device, load_spirv
 from zinc_attn.runtime.primitives import answers, check_primitives
 from zinc_attn.tools.check import Case, check
-from zinc_attn.tools.compilers import compiler
 from zinc_attn.tools.harness.split_spec import VARIED_LAYOUTS, parse_split_specs
 
 if shutil.which("cc") is None:
     pytest.skip("cc is not installed", allow_module_level=True)
 pytest.importorskip("tinygrad", reason="tinygrad 0.14, which has AMD's tables, wants Python 3.11 or later")
 from gfx1201 import CASES, decode, judge, runtime
-from gfx1201.binary import read_binary
 
 JUDGED = [name for name, operation in decode.OPERATIONS.items() if operation.kind not in "NMW"]
 SAME = (  # one function, of other operands
@@ -62,32 +60,11 @@ def test_the_oracles_bits(device):
     assert ran >= {decl.name for decl in (*others, kernels.ATTEND, kernels.MERGE)}
 
 
-def test_the_gate_has_the_numbers_of_what_is_executed(device):
-    check_primitives(device.runtime, load_spirv(kernels.PRIMITIVES))
-    for program in device.runtime.programs.values():
-        if not program.compiled["lds"] or program.decl is kernels.MERGE:
-            (gate,) = (answer["statistics"] for answer in compiler.compile_programs([(program.decl, program.spec)]))
-            names = {"VGPRs": "vgprs", "SGPRs": "sgprs", "LDS size": "lds", "Scratch size": "scratch_bytes"}
-            assert {name: gate[name] for name in names} == {name: program.compiled[key] for name, key in names.items()}
-            assert gate["Code size"] - len(program.code) in range(64)  # behind the code: what the chip loads in advance
-            return
-
-
 def executed(records, wave):
     """Run the decoded operations on a wave."""
     run = runtime.Run(code=records.ctypes.data, count=len(records), mode=runtime.MODE)
     decode.INTERPRETER.single(ctypes.byref(run), wave.ctypes.data_as(ctypes.c_void_p))
     assert run.fault == b""
-
-
-def test_a_pair_reads_before_it_writes():
-    """v1 and v2 change places."""
-    pair, wave = np.zeros(2, decode.RECORD), np.zeros(1, judge.WAVE)
-    pair["op"], pair["dual"], pair["dst"] = decode.OPERATIONS["v_mov_b32"].number, (1, 0), (1, 2)
-    pair["src"][:, 0] = decode.VECTOR + pair["dst"][::-1]
-    wave["v"], wave["s"] = np.arange(256)[:, None], 0xFFFFFFFF
-    executed(pair, wave)
-    assert wave["v"][0, :4, 31].tolist() == [0, 2, 1, 3] and wave["pc"] == 2
 
 
 @pytest.mark.parametrize("third", (0x108, 0x80))
@@ -116,16 +93,6 @@ def test_lanes_take_another_of_their_four(moved, order):
     wave["v"][0, 1], wave["s"] = np.arange(32), 0xFFFFFFFF
     executed(record, wave)
     assert wave["v"][0, 2].tolist() == (np.arange(0, 32, 4)[:, None] + order).ravel().tolist()
-
-
-@pytest.mark.parametrize(("operand", "value"), [(0xC1, (1 << 64) - 1), (0xFF, 0xF149F2CA), (0x0C, 7 << 32 | 5)])
-def test_constants_of_64_bits(operand, value):
-    """s_mov_b64 of -1, of a literal, which has no sign, and of a pair of registers."""
-    words = np.array([0xBE8A0100 | operand] + [0xF149F2CA] * (operand == 0xFF), np.uint32)
-    record, wave = decode.decode(words.tobytes(), 1), np.zeros(1, judge.WAVE)
-    wave["s"][0, 12:14] = 5, 7
-    executed(record, wave)
-    assert int(wave["s"][0, 10]) | int(wave["s"][0, 11]) << 32 == value
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(runtime.KEEPING, ""), (0x00, "the float32 of a float16")])
@@ -166,19 +133,3 @@ def test_refusals(statement, device):
     with pytest.raises(error, match=f"gfx1201: .*{text}"):
         kernel = device.runtime.kernel(declared(statement), compiled(source), [0])
         answers(device.runtime, kernel, np.zeros(4096, np.uint32), 4096, 128)
-
-
-def test_programs_and_containers_of_other_kinds(device):
-    kernel = device.runtime.kernel(declared("double"), spirv("double"), [0])
-    for changed, error, text in (
-        ({"spilled_vgprs": 3}, KernelError, "got wave32, 3 spilled, expected wave32 without spills"),
-        ({"wave": 64}, KernelError, "got wave64"),
-        ({"float_mode": 0x30}, UnsupportedError, "got float mode 0x30"),
-        ({"vgprs": 1}, UnsupportedError, r"with vector register \d of the program's 1"),
-        ({"code": "ffffffff"}, UnsupportedError, "a word that is no instruction, at byte 0x0"),
-    ):
-        with pytest.raises(error, match=text):
-            runtime.Program(kernel.decl, spirv("double"), [0], kernel.compiled | changed)
-    for container in (b"", bytes(36), bytes(32) + b"\1\0\0\0" + bytes(80)):
-        with pytest.raises(KernelError, match="laid out otherwise, expected one program as RADV"):
-            read_binary(container)

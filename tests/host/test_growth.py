@@ -9,7 +9,7 @@ from support import CPU, GPU
 from zinc_attn import AttnShape
 from zinc_attn.planning.call import plan_call
 from zinc_attn.planning.growth import growth_keys
-from zinc_attn.planning.inputs import CallFacts, CallOptions, Request, SplitLayout
+from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
 
 
@@ -57,26 +57,3 @@ def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
     result = growth_keys(7744, 1, q_len, options, facts, by_rule=True)
     assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= result
     assert {key.rows for key in result} >= {4}, "the rows behind the cut"
-
-
-@pytest.mark.parametrize(
-    ("text", "info", "tokens"),
-    [
-        ("16/2/256", CPU, 131_072),
-        ("128/128/192/128", replace(GPU, compute_units=1), 2_097_152),  # in parts, of more states than are scratch
-    ],
-)
-def test_a_long_context_is_planned_from_few_lengths(text, info, tokens):
-    """Of 2,048 leaves fewer than a tenth are planned."""
-    shape, asked = AttnShape.parse(text), set()
-    layouts = split_rule_layouts(shape, info.split_units)
-    facts = CallFacts(info, shape, 256)
-
-    def layout(tokens: int, q_len: int, window: int | None) -> SplitLayout:
-        asked.add(-(-tokens // 64))
-        return layouts(tokens, q_len, window)
-
-    result = growth_keys(tokens, 1, 1, CallOptions(layout), facts, by_rule=True)
-    assert {1, tokens // 64} <= asked and len(asked) < tokens // 640
-    every = keys_of(range(tokens - 131_072, tokens, 5_000), 1, 1, CallOptions(layouts), facts)
-    assert every <= result and len(result) < 100

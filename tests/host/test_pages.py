@@ -1,6 +1,5 @@
 """The page table bookkeeping: who holds which page, what an append needs, and that nothing is ever lost."""
 
-import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -13,39 +12,6 @@ from zinc_attn.cache.sequence import check_kept
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
-
-
-def test_a_transaction_ends_once() -> None:
-    pool = PagePool(12, 16)
-    seq = SequencePages(pool, 2)
-    append(seq, 27)
-    with Append(seq, 0, 60) as transaction:
-        pass
-    after = state(pool, seq)
-    transaction.commit()
-    transaction.rollback()  # committed: neither has an effect
-    assert state(pool, seq) == after
-    with pytest.raises(KeyboardInterrupt), Append(seq, 1, 60) as transaction:
-        raise KeyboardInterrupt
-    assert (transaction.state, state(pool, seq)) == ("rolled back", after)
-    with pytest.raises(ClosedError, match=r"^transaction: commit\(\) after rollback\(\); reserve\(\) in a new one$"):
-        transaction.commit()
-    check_counts(pool, [seq])
-
-
-def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
-    pool = PagePool(4, 16)
-    seq = SequencePages(pool, 1)
-    append(seq, 64)
-    del seq
-    gc.collect()
-    another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
-    append(another, 64)
-    assert (another.table, pool.free_pages) == ((0, 1, 2, 3), 0)
-    del another
-    gc.collect()
-    assert pool.free_pages == 4
-    check_counts(pool, [])
 
 
 def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
@@ -156,19 +122,3 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
         with pytest.raises(ClosedError, match=r"^transaction: "):
             call()
     check_counts(pool, [seq, other, third])
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: PagePool(0, 16), "num_pages: got 0, expected an int from 1 to 4294967295"),
-        (lambda: PagePool(4, 1 << 17), "page_size: got 131072, expected an int from 1 to 65536"),
-        (lambda: PagePool(3, 16, [0, 2, 2]), "order: got 3 ids, expected each of 0 to 2 exactly once"),
-        (lambda: PagePool(3, 16, [0, 1]), "order: got 2 ids, expected each of 0 to 2 exactly once"),
-        (lambda: SequencePages(PagePool(1, 16), 0), "num_layers: got 0, expected an int of at least 1"),
-    ],
-)
-def test_a_pool_names_the_argument_that_is_wrong(call: Callable[[], object], text: str) -> None:
-    with pytest.raises(ArgumentError) as info:
-        call()
-    assert str(info.value) == text

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from interrupts import files, opcodes
 from page_tables import Append, append, check_counts, interrupt_everywhere
-from support import raising
 
 import zinc_attn as za
 from zinc_attn.cache.pages import PagePool
@@ -97,29 +96,6 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         check_counts(pool, [])
 
     assert interrupt_everywhere(WHERE, world, INTERRUPTED[name], seen, check) > 30
-
-
-def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
-    interrupted = raising(KeyboardInterrupt)
-    pool = PagePool(4, 16)
-    seq = SequencePages(pool, 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(SequencePages, "end_commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            Append(seq, 0, 5).commit()
-    assert seq.lengths == [5, 0]
-    reservation = Append(seq, 1, 5)
-    prepare = SequencePages.prepare
-    with monkeypatch.context() as patch:
-        patch.setattr(SequencePages, "prepare", lambda *args: interrupted(prepare(*args)))
-        with pytest.raises(KeyboardInterrupt):
-            reservation.commit()
-    reservation.rollback()
-    assert seq.lengths == [5, 0]
-    Append(seq, 1, 5).commit()
-    assert seq.lengths == [5, 5] and pool.free_pages == 3
-    check_counts(pool, [seq])
 
 
 # --- where an object dies no bytecode runs: Python would report a Ctrl-C there, and not raise it --------------

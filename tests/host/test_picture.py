@@ -1,11 +1,9 @@
 """The picture of measured rows: its lines, their names, and where these stand."""
 
-import numpy as np
 import pytest
 from commands import shown
 
 from zinc_attn.tools.measure import rows_png
-from zinc_attn.tools.measure.picture import POINTS, _name_lines
 
 matplotlib = pytest.importorskip("matplotlib.figure", reason="pip install 'zinc-attn[cli]'")
 
@@ -40,20 +38,3 @@ def test_the_lines_of_a_picture(changes, names):
     assert result == {"title": "a_$b$", "notes": "notes $c$\nmore", "lines": lines}
     assert rows_png(records, "", "", "step_tokens_s") is None
     assert shown(rows_png([CALL | {"measure": "step"}], "t", "", "tokens_s"))["lines"] == {"": [[64, 2.0]]}
-
-
-@pytest.mark.parametrize(
-    ("ends", "together"), [((900, 3, 1, 2), 2), ((999, 500, 998, 997), 2), ((1, 500, 999, 250), 0)]
-)
-def test_names_of_lines_do_not_cover_each_other(ends, together):
-    """They keep their order, lie within the axes, and stand beside the ends where there is room."""
-    axes = matplotlib.Figure().subplots()
-    axes.set_ylim(0, 1000)
-    bottom, height, scale = axes.bbox.y0, axes.bbox.height, 72 / axes.figure.dpi
-    _name_lines(axes, [(f"{end}\nb", (1, end), "#000000") for end in ends])
-    told = {text.get_text(): (bottom + text.xy[1] * height / 1000) * scale + text.xyann[1] for text in axes.texts}
-    names, middles = zip(*sorted(told.items(), key=lambda item: item[1]), strict=True)
-    gaps = np.diff(middles)
-    assert names == tuple(f"{end}\nb" for end in sorted(ends)) and gaps.min() >= 2 * POINTS - 1e-6
-    assert middles[-1] <= axes.bbox.y1 * scale - POINTS + 1e-6
-    assert sum(gaps < 2 * POINTS + 1e-6) == together

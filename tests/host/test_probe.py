@@ -93,13 +93,6 @@ def test_missing_loader(monkeypatch, raised, error, text):
     assert str(caught.value).startswith(text)
 
 
-@pytest.mark.parametrize(
-    ("vendor", "name"), [(0x1002, "AMD"), (0x10DE, "NVIDIA"), (0x10005, "Mesa"), (0xABC, "0x0ABC")]
-)
-def test_vendor_name(vendor, name):
-    assert machine.vendor_name(vendor) == name
-
-
 LIMITS = {
     "maxComputeWorkGroupInvocations": 1024,
     "maxComputeWorkGroupSize": (1024, 1, 1),
@@ -122,9 +115,3 @@ def test_a_device_that_cannot_attend(change, refusal):
     if refusal is not None:
         with pytest.raises(LimitError, match=re.escape(f"cannot attend: {refusal}; use another device")):
             VulkanRuntime(replace(GPU, refusal=refusal))
-
-
-def test_subgroups_of_a_host_are_no_waves():
-    """Nobody has asked a host's driver for them: one that says 32 may run fewer. A CPU's are what they are."""
-    assert not replace(GPU, subgroup_size=32).with_own_subgroups().wave_subgroups
-    assert CPU.with_own_subgroups() is CPU

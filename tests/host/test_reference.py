@@ -4,12 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from support import FULL, make_inputs, same
+from support import FULL, make_inputs
 
 import zinc_attn as za
 from zinc_attn import AttnShape
 from zinc_attn import reference as ref
-from zinc_attn.canonical import state as algebra
 from zinc_attn.errors import DTypeError, ShapeError, ValueRangeError
 from zinc_attn.planning.arithmetic import EXACT
 
@@ -101,30 +100,6 @@ def test_numbers_that_are_refused(name, bad, dtype):
     for oracle in oracles:
         with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
             oracle(**arrays)
-
-
-def test_slopes_of_masks(rng):
-    """A slope of 1 is none, and ALiBi's slope is that of a mask of distances."""
-    (q, k, v), slopes = inputs("4/2/16", 70), np.exp2(-np.arange(1.0, 5.0)).astype(np.float32)
-    mask = np.where(rng.random((1, 70)) < 0.3, -np.inf, rng.standard_normal((1, 70))).astype(np.float32)
-    same(ref.emulate(q, k, v, mask=mask, mask_slopes=np.ones(4)), ref.emulate(q, k, v, mask=mask))
-    distance = np.arange(-69, 1, dtype=np.float32)[None]
-    for oracle in (ref.emulate, ref.attention):
-        same(oracle(q, k, v, mask=distance, mask_slopes=slopes), oracle(q, k, v, alibi=slopes))
-
-
-def test_merging_with_the_empty_state_changes_no_bit(rng):
-    m = np.rint(rng.standard_normal(50) * 40).astype(np.float32)
-    state = algebra.State(m, rng.random(50, np.float32) + 1, rng.standard_normal((50, 8), np.float32))
-    empty = algebra.empty_state((50,), 8)
-    for merged in (algebra.merge(state, empty), algebra.merge(empty, state)):
-        same(merged, state)
-
-
-def test_inputs_below_two_to_minus_40_are_zero():
-    x = np.array([2.0**-41, -(2.0**-41), 2.0**-40, -0.0, 1.0], np.float32)
-    assert np.array_equal(algebra.as_input(x), np.array([0, 0, 2.0**-40, 0, 1], np.float32))
-    assert not np.signbit(algebra.as_input(x)).any()
 
 
 def split_states(rng, parts):
