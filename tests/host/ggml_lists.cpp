@@ -1,8 +1,7 @@
 // Lines on stdin, each answered by a line: the write order and the lists of native/ggml, for test_ggml_lists.py.
-//   order CELLS WRITE…          the cells in the order of writes, the oldest first
-//   states CELLS STEP…          the same, after steps: wCELL writes; sCELL:ROW and rCELL:ROW save and restore a state's
-//                               next row, S and R of another buffer; "." ends a group; f saves 64 rows of another
-//                               tensor, as many as are known
+//   states CELLS STEP…          the cells in the order of writes, the oldest first, after steps: wCELL writes; sCELL:ROW
+//                               and rCELL:ROW save and restore a state's next row, S and R of another buffer; "." ends
+//                               a group; f saves 64 rows of another tensor, as many as are known
 //   lists ROWS CELLS FIRST STEP FIRST STEP N ORDER… MASK…   each row's begin, count, bias; then pages; then biases
 #include <cstdio>
 #include <cstdlib>
@@ -12,21 +11,6 @@
 
 #include "cells.h"
 #include "lists.h"
-
-static void print_order(zinc::WriteOrder &order) {
-    for (uint32_t cell : order.order())
-        if (cell != zinc::NO_CELL) std::printf("%u ", cell);
-    std::printf("\n");
-}
-
-static void answer_order(std::istream &in) {
-    size_t cells;
-    uint32_t cell;
-    in >> cells;
-    zinc::WriteOrder order(cells);
-    while (in >> cell) order.write(cell);
-    print_order(order);
-}
 
 static void save_others(zinc::SavedOrders *saved) {
     static uint64_t row = uint64_t(1) << 32;
@@ -53,7 +37,9 @@ static void answer_states(std::istream &in) {
         if (word[0] == '.') saved.finish(nullptr);
         if (word[0] == 'f') save_others(&saved);
     }
-    print_order(order);
+    for (uint32_t cell : order.order())
+        if (cell != zinc::NO_CELL) std::printf("%u ", cell);
+    std::printf("\n");
 }
 
 static void answer_lists(std::istream &in) {
@@ -87,7 +73,6 @@ int main() {
     for (std::string line, word; std::getline(std::cin, line);) {
         std::istringstream in(line);
         in >> word;
-        if (word == "order") answer_order(in);
         if (word == "states") answer_states(in);
         if (word == "lists") answer_lists(in);
         std::fflush(stdout);
