@@ -12,9 +12,12 @@ from c_host import COMPILER, LIBRARY, NARROW, NATIVE, built, library, needs_comp
 
 from zinc_attn.cache import rows
 from zinc_attn.cache.encoded import encoded_rows
+from zinc_attn.cache.mover import PageGeometry
 from zinc_attn.cache.strided import from_rows
 from zinc_attn.kernels import c as generated_c
+from zinc_attn.kernels import declarations
 from zinc_attn.kernels.declarations import MAX_BINDINGS
+from zinc_attn.kernels.dispatches import AttendVariant, copy_call, merge_call, move_call
 from zinc_attn.kernels.families import AMD, FAMILIES, INTEL, NVIDIA, Layout, layout_of
 from zinc_attn.kernels.matrix import WORKGROUP_RULE
 from zinc_attn.kernels.sizes import value_passes
@@ -261,10 +264,18 @@ def formulas():
     return loaded
 
 
+def programs(shape, dtype, kind, tile, strides, pages):
+    """Declarations and constants of the package's kernels."""
+    append = move_call(declarations.APPEND_KERNEL, shape, dtype, tile, 1, shape.kv_heads, strides)
+    attend = AttendVariant(shape, dtype, kind, tile, strides=strides)
+    calls = merge_call(shape, kind, 1), append, copy_call(pages.tile_words, 1, 1)
+    return [attend.program(), *((call.decl, call.spec) for call in calls)]
+
+
 @pytest.mark.parametrize("page_size", (1, 64))
-@pytest.mark.parametrize("dtype", ("f16", "q8_0", "q8_0/q4_0", "f32/bf16", "iq4_nl/q5_1"))
+@pytest.mark.parametrize("dtype", (*STORAGE, "q8_0/q4_0", "f32/bf16", "iq4_nl/q5_1"))
 def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
-    """As the manifest has them, which is compared with what Python computes."""
+    """The library's, and the manifest's: of rows, pages, kernels and splits."""
     for shape, layout, kind in itertools.product(map(AttnShape.parse, NUMBERED), KV_LAYOUTS, describe.KINDS):
         if shape.latent and "/" in dtype:
             continue
@@ -272,9 +283,20 @@ def test_the_numbers_of_a_shape_are_the_package_s(formulas, dtype, page_size):
         sizes = formulas.sizes_of(shape, dtype, page_size, layout, kind)
         numbers, special = values_of(sizes), entry["kinds"][kind]["specialization"]
         assert {name: numbers[name] for name in entry["sizes"]} == entry["sizes"], (shape, layout)
+        strides = row_strides(shape, dtype) if layout == "NHD" else TILES
+        row = row_format(shape, dtype) if layout == "tiles" else strided_format(strides, shape.latent)
+        pages = PageGeometry(shape, dtype, numbers["tile"], numbers["page_tiles"], strides)
+        assert {name: numbers[name] for name in asdict(row)} == asdict(row), (shape, layout)
+        assert (numbers["k_stride"], numbers["v_stride"]) == strides, (shape, layout)
+        assert entry["kv_bytes_per_token"] == 4 * pages.row_words, (shape, layout)
+        each = [shape.kv_heads * numbers["page_tiles"] * words for words in pages.tile_words]
+        assert [numbers["k_page_words"], numbers["v_page_words"]] == each, (shape, layout)
         for family, decl in generated_c.FAMILIES.items():
             constants = values_of(getattr(formulas, f"za_{family}_constants")(c.byref(sizes)))
             assert constants == {**special[family], **dict(decl.fixed)}, (shape, layout, kind)
+        device = "cpu" if kind == "cpu" else "discrete"
+        for decl, values in programs(shape, dtype, device, numbers["tile"], strides, pages):
+            assert tuple(special[decl.family][name] for name in decl.spec) == values, (shape, layout, kind)
         for nodes, q_len in itertools.product((0, 1, 2, 9, 64, 500, 1 << 15), (1, 2, 33)):
             plan = plan_splits(nodes * 512, shape, 64, q_len)
             assert formulas.za_split_rule(c.byref(sizes), nodes, q_len) == plan.num_splits, (shape, nodes)
@@ -353,20 +375,15 @@ def test_levels_are_python_s(rng, in_order):
             places = [(*map(int, rng.integers((1, 0, 1), (4, 90, 20))),) for _ in range(n)]
             command.place[:n] = [(c.c_uint64 * 3)(*place) for place in places]
             assert loaded.za_level(state, c.byref(command), last if in_order else c.c_uint32(0))
-            steps.append(
-                (
-                    [
-                        Access(b, start, start + size, written >> j & 1 == 1)
-                        for j, (b, start, size) in enumerate(places)
-                    ],
-                    command.beside,
-                )
-            )
+            accesses = [
+                Access(b, start, start + size, written >> j & 1 == 1) for j, (b, start, size) in enumerate(places)
+            ]
+            steps.append((accesses, command.beside))
             commands.append(command.level)
             if command.behind:
                 buffer, begin, size = command.met
                 access = Access(buffer, begin, begin + size, True)
-                assert size and any(access.meets(other) for other in steps[i][0])
+                assert size and any(access.meets(other) for other in accesses)
                 met += 1
         assert commands == [*levels(steps, in_order)]
         loaded.za_levels_clear(state)

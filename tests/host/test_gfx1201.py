@@ -81,20 +81,6 @@ def test_a_product_of_matrices(third, rng):
     assert (got.view(np.int32) == sums + a.astype(np.int32) @ b.T.astype(np.int32)).all()
 
 
-@pytest.mark.parametrize(("moved", "order"), ((0xFF0CB101, (1, 0, 3, 2)), (0xFF0C4E01, (2, 3, 0, 1)), (0xFF08B101, 0)))
-def test_lanes_take_another_of_their_four(moved, order):
-    """v_mov_b32_dpp v2, v1 quad_perm; without the bit fi, which no shipped kernel has, lanes that are off give 0."""
-    words, wave = np.array([0x7E0402FA, moved], np.uint32), np.zeros(1, judge.WAVE)
-    if not order:
-        with pytest.raises(UnsupportedError, match="lanes that leave their four"):
-            decode.decode(words.tobytes(), 3)
-        return
-    record = decode.decode(words.tobytes(), 3)
-    wave["v"][0, 1], wave["s"] = np.arange(32), 0xFFFFFFFF
-    executed(record, wave)
-    assert wave["v"][0, 2].tolist() == (np.arange(0, 32, 4)[:, None] + order).ravel().tolist()
-
-
 @pytest.mark.parametrize(("mode", "refused"), [(runtime.KEEPING, ""), (0x00, "the float32 of a float16")])
 def test_primitives_in_another_float_mode(mode, refused, device):
     """A card that keeps float32's denormals has the same bits; one that flushes float16's is refused."""

@@ -1,4 +1,4 @@
-"""The page table bookkeeping: who holds which page, what an append needs, and that nothing is ever lost."""
+"""What the page tables refuse, in whole sentences, and that a refusal changes nothing."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,29 +13,6 @@ from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
 
-
-def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
-    pool = PagePool(8, 16)
-    seq = SequencePages(pool, 2)
-    append(seq, 20)
-    fork = seq.fork()
-    with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
-        seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
-    append(seq, 20)
-    table = list(seq.table)
-    for layer, n, pages in ((1, 20, table), (0, 20, table[:2])):
-        seq.retract(layer, n)
-        assert list(seq.table) == pages
-    with pytest.raises(StepError):
-        seq.retract(0, 15)
-    seq.retract(0, 16)  # behind the page that is shared still
-    fork.free()
-    seq.retract(0, 5)
-    assert seq.lengths == [5, 20]
-    check_counts(pool, [seq])
-
-
-# --- refusals ---------------------------------------------------------------------------------------------
 AHEAD = (
     "layer 0: got 1 tokens at length 9, expected none yet, layer 1 has length 7; append 2 to every layer that is "
     "behind first, or truncate(7)"
@@ -99,6 +76,17 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(
     assert (type(info.value), str(info.value)) == (error, text)
     assert state(pool, seq, other) == before
     check_counts(pool, [seq, other])
+
+
+def test_an_append_whose_page_is_shared_is_not_undone() -> None:
+    seq = SequencePages(PagePool(3, 16), 1)
+    append(seq, 20)
+    fork = seq.fork()
+    with pytest.raises(
+        StepError, match=r"^retract: layer 0 has length 20 and shares pages with another sequence from "
+    ):
+        seq.retract(0, 5)  # its next rows would go to the fork's page
+    check_counts(seq.pool, [seq, fork])
 
 
 def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:

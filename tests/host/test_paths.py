@@ -6,7 +6,6 @@ import resource
 import signal
 import struct
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -61,6 +60,7 @@ CONTENTS: dict[str, bytes] = {
     "null": b"null",
     "a number of 5,000 digits": b'{"num_attention_heads": ' + b"9" * 5000 + b"}",
     "another object": b'{"format": 1, "records": 7, "cases": {}}',
+    "another format": b'{"format": 0, "records": []}',
 }
 SAID = {  # of a file that is refused, whichever command reads it
     "FIFO": "it is a FIFO",
@@ -96,27 +96,14 @@ def _no_device(monkeypatch):
         monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a device was opened before the path was seen"))
 
 
-@contextmanager
-def _within(seconds):
-    """A call that waits for ever ends with an error, which no command refuses."""
-
-    def over(number, frame):
-        raise TimeoutError(f"it waited for {seconds} s")
-
-    old = signal.signal(signal.SIGALRM, over)
-    signal.alarm(seconds)
+def refused(line, path, capsys):
+    """The one line with which a command refuses a path. Where it waits for ever, the process is killed."""
+    before, after = line.split("{}")
+    signal.alarm(60)
     try:
-        yield
+        return refusal(capsys, before, path, after)
     finally:
         signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
-
-
-def refused(line, path, capsys):
-    """The one line with which a command refuses a path."""
-    before, after = line.split("{}")
-    with _within(60):
-        return refusal(capsys, before, path, after)
 
 
 def arguments():
