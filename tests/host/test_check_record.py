@@ -1,12 +1,17 @@
-"""The committed record is what the oracle gives, its values are fixed, and record files are read strictly."""
+"""The committed records of check and of check --graph are what the oracle gives, and a difference is told."""
 
 import numpy as np
 import pytest
+from support import FULL
 
 from zinc_attn.planning.arithmetic import EXACT
 from zinc_attn.tools.check import record
 from zinc_attn.tools.check.cases import Case
 from zinc_attn.tools.check.outcome import Outcome, oracle_output
+from zinc_attn.tools.graph.check import CASES, CHOSEN, PIECES, committed, digest, passes
+from zinc_attn.tools.graph.model import KINDS
+from zinc_attn.tools.graph.oracle import Oracle
+from zinc_attn.tools.graph.recurrent import LAYERS
 from zinc_attn.tools.harness.bits import Output
 
 GRID = 60  # default cases without masking options, of which the oracle takes minutes for the long ones
@@ -27,15 +32,6 @@ def test_committed_digests_are_the_oracles(case):
     assert len(result.lse) == case.shape.q_heads and result.digest() == record.committed_digests()[str(case)]
 
 
-@pytest.mark.parametrize("masking", ["", "window=70+sinks"])
-def test_sampled_heads_are_the_last_ones(masking):
-    case = Case.parse(f"4/2/64 q8_0 100 {masking}")
-    data = case.data()
-    every, some = oracle_output(case, data), oracle_output(case, data, products=0)
-    assert (len(every.lse), len(some.lse)) == (4, 2)
-    assert fault_of(every, some) == ""
-
-
 def fault_of(got, want):
     """The line of the fault, empty where no bit differs."""
     outcome = Outcome(Case.quick()[0], "a device")
@@ -47,9 +43,8 @@ def test_first_difference_has_its_distance():
     want = Output(np.zeros((2, 4), np.float32), np.ones(2, np.float32))
     got = Output(want.out.copy(), np.nextafter(want.lse, np.float32(2)))
     assert fault_of(want, want) == ""
-    heads = Output(np.zeros((8, 4), np.float32), np.full(8, got.lse[0]))  # the last two of them are compared
-    assert fault_of(heads, want) == (
-        "2 split layout, layout 8: lse[6]: got 1.00000012 (0x3f800001), expected 1 (0x3f800000), 1 ulp apart; "
+    assert fault_of(got, want) == (
+        "2 split layout, layout 8: lse[0]: got 1.00000012 (0x3f800001), expected 1 (0x3f800000), 1 ulp apart; "
         "2 of 2 elements differ"
     )
     got.out[1, 2] = np.float32(-1e-45)
@@ -57,3 +52,13 @@ def test_first_difference_has_its_distance():
     got.out[1, 2] = np.nan
     assert "not a number; 1 of 8 elements differ" in fault_of(got, want)
     assert fault_of(Output(-want.out, want.lse), want), "equal numbers, other bits"
+
+
+@pytest.mark.parametrize("case", (*(KINDS if FULL else KINDS[::3]), *LAYERS, *CHOSEN[: 1 + FULL]))
+def test_the_oracles_digest_does_not_show_how_many_tokens_come_at_once(case):
+    forward = passes(case)
+    assert {digest(forward(Oracle(), pieces)) for pieces in PIECES} == {committed()[case]}
+
+
+def test_the_record_has_every_case():
+    assert tuple(committed()) == (*CASES, *CHOSEN)

@@ -1,12 +1,15 @@
-"""The words of the manifest: each is explained, and its formulas give the words of a call. No Vulkan device."""
+"""The manifest: its words are explained, its formulas give the words of a call, and its files are whole or refused."""
 
 import ast
+import json
+import os
 from dataclasses import asdict
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import pytest
+from commands import run
 from support import GPU
 
 from zinc_attn.cache.layer_storage import HeadSlice, LayerStorage
@@ -22,14 +25,11 @@ from zinc_attn.planning.submission import RowSlice
 from zinc_attn.runtime.device import Device
 from zinc_attn.shapes import AttnShape
 from zinc_attn.storage import STORAGE
-from zinc_attn.tools.export import describe, evaluate, evaluate_all
+from zinc_attn.tools import export
+from zinc_attn.tools.export import ManifestError, describe, evaluate, evaluate_all, load_manifest
+from zinc_attn.tools.export.files import sealed
 
 SHAPE = AttnShape(9, 3, 64)
-
-
-@pytest.fixture(scope="module")
-def manifest():
-    return describe.manifest([SHAPE], compute_units=64)
 
 
 def test_every_name_has_a_description_and_no_description_is_left_over():
@@ -45,7 +45,8 @@ def test_every_name_has_a_description_and_no_description_is_left_over():
     assert set(meanings("types")) <= fields
 
 
-def test_no_formula_uses_a_name_that_is_not_explained(manifest):
+def test_no_formula_uses_a_name_that_is_not_explained():
+    manifest = describe.manifest([SHAPE], compute_units=64)
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
     fixed = {name for decl in kernels.KERNELS for name, _ in decl.fixed}  # the manifest has their values
     known = {*meanings("inputs"), *formulas("sizes"), *formulas("quantities"), *functions, *fixed}
@@ -143,3 +144,67 @@ def recorded(plan, scoring):
         "table": table,
     }
     return plans, steps
+
+
+SHAPES = [AttnShape.parse(s) for s in ("16/2/256", "32/4/128")]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """An export that a test may damage."""
+    export.export(tmp_path / "out", SHAPES[:1], compute_units=64)
+    return tmp_path / "out"
+
+
+def test_export_and_load(folder, capsys):
+    assert run("export", folder, "--shape '16/2/256, 9/3/64' --page-size 64 --json") == 0  # over the old one
+    out, err = capsys.readouterr()
+    data = load_manifest(folder)
+    assert json.loads(out) == data == load_manifest(folder / "manifest.json")
+    assert err.startswith(f"written: {folder / 'manifest.json'} and 7 SPIR-V modules (")
+    assert [(entry["shape"], entry["page_size"]) for entry in data["shapes"]] == [("16/2/256", 64), ("9/3/64", 64)]
+    assert {*os.listdir(folder)} == {"manifest.json", *(decl.file for decl in kernels.KERNELS)}
+
+
+REFUSED = "got format '{}', version {}, expected 'zinc_attn export', 10; export again with the zinc-attn that reads it"
+
+
+def changed(**change):
+    """A function that makes a manifest of another one, with a checksum that fits."""
+    return lambda data: sealed(json.dumps({**json.loads(data), **change}).encode())
+
+
+def test_no_changed_byte_of_a_manifest_is_accepted(folder, rng):
+    path = folder / "manifest.json"
+    text = path.read_bytes()
+    for index in (*range(len("{ manifest_sha256") + 80), *rng.integers(0, len(text), 100)):
+        path.write_bytes(text[:index] + bytes([text[index] ^ 1 << int(rng.integers(0, 8))]) + text[index + 1 :])
+        with pytest.raises(ManifestError):
+            load_manifest(folder)
+    path.write_bytes(text + b" ")
+    with pytest.raises(ManifestError, match="its manifest_sha256 is not that of its bytes; the file was changed"):
+        load_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    "name,damaged,message",
+    (
+        ("merge.spv", lambda data: data[:-1] + b"\1", r"merge.spv: got SHA-256 \w{64}, expected \w{64}; export again"),
+        ("manifest.json", changed(version=2), REFUSED.format("zinc_attn export", 2)),
+        ("manifest.json", changed(format="other"), REFUSED.format("other", 10)),
+        ("manifest.json", changed(kernels=[{"file": "gone.spv"}]), r"gone\.spv: cannot be read: No such file"),
+        ("manifest.json", lambda data: data[:1000], "not JSON: .*; make it with zinc-attn export DIR"),
+        ("manifest.json", lambda data: b"[" * 100000, "not JSON"),
+        ("manifest.json", lambda data: b"[]", r"got format \[\]"),
+        ("manifest.json", lambda data: data.replace(b'"manifest_', b'"another_', 1), "it has no manifest_sha256 of 64"),
+        ("manifest.json", None, "cannot be read: No such file or directory; expected a manifest; make it"),
+    ),
+)
+def test_load_refuses_what_is_damaged(folder, name, damaged, message):
+    path = folder / name
+    data = path.read_bytes()
+    path.unlink()
+    if damaged:
+        path.write_bytes(damaged(data))
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(folder)

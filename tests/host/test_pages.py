@@ -1,12 +1,17 @@
-"""What the page tables refuse, in whole sentences, and that a refusal changes nothing."""
+"""Page tables: what they refuse, in whole sentences, and an interrupt before any bytecode, or two, loses no page."""
 
+import ast
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from page_tables import Append, append, check_counts, state
+from interrupts import files
+from page_tables import Append, append, check_counts, interrupt_everywhere, state
 
+import zinc_attn as za
 from zinc_attn.cache.pages import CapacityError, PagePool, StepError
 from zinc_attn.cache.sequence import check_kept
 from zinc_attn.cache.sequence_pages import SequencePages
@@ -110,3 +115,105 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
         with pytest.raises(ClosedError, match=r"^transaction: "):
             call()
     check_counts(pool, [seq, other, third])
+
+
+WHERE = files("cache/pages.py", "cache/sequence_pages.py", "cache/transaction.py", "runtime/registry.py")
+
+
+HELD: list[Transaction] = []  # one that dies would make the pool count its pages again
+
+
+def _with(seq: SequencePages, fail: bool = False) -> None:
+    with Append(seq, 0, 30) as reservation:
+        HELD[:] = [reservation]
+        assert reservation.place.copies
+        if fail:
+            reservation.rollback()
+
+
+def _batch(*seqs: SequencePages) -> None:
+    """Both lengths count, or neither, and a second commit counts no row twice."""
+    with Transaction() as transaction:
+        copies = [transaction.reserve(seq, 0, 30).copies for seq in seqs]
+        assert list(map(len, copies)) == [1, 0]
+        transaction.commit()
+
+
+def _keep(seq: SequencePages) -> None:
+    with Transaction() as transaction:
+        place = transaction.rewrite(seq, 12, 20)
+        assert (place.copies, place.lengths, len(place.replaced)) == ([(0, 3, 12)], (32, 32), 3)
+
+
+def _dropped(seq: SequencePages) -> None:
+    """A sequence and a reservation that die, and the next call that must notice."""
+    Append(seq.fork(), 0, 30)
+    Append(seq, 0, 1).rollback()
+
+
+INTERRUPTED: dict[str, Callable[[SequencePages, SequencePages], object]] = {
+    "reserve": lambda seq, fork: Append(fork, 0, 30),
+    "commit": lambda seq, fork: _with(fork),
+    "all layers": lambda seq, fork: Append(fork, 1, 30, (0,)).commit(),
+    "within a page": lambda seq, fork: Append(seq, 1, 7).commit(),
+    "rollback": lambda seq, fork: _with(fork, fail=True),
+    "batch": _batch,
+    "keep": lambda seq, fork: _keep(fork),
+    "truncate": lambda seq, fork: seq.truncate(10),
+    "retract": lambda seq, fork: seq.retract(0, 40),
+    "fork": lambda seq, fork: seq.fork(),
+    "free": lambda seq, fork: seq.free(),
+    "dropped": lambda seq, fork: _dropped(seq),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) -> None:
+    def world() -> list[SequencePages]:
+        seq = SequencePages(PagePool(12, 16), 2)
+        append(seq, 40)
+        fork = seq.fork()
+        if name in ("within a page", "retract"):  # in the middle of a step, behind the pages that the two share
+            Append(seq, 0, 7).commit()
+        return [seq, fork]
+
+    def seen(seqs: list[SequencePages]) -> Any:
+        return [(sequence.lengths, sequence.table, sequence.closed) for sequence in seqs]
+
+    def check(seqs: list[SequencePages]) -> None:
+        pool, live = seqs[0].pool, [sequence for sequence in seqs if not sequence.closed]
+        check_counts(pool, live)
+        for sequence in live:
+            if transaction := sequence.open_transaction():  # whose rollback was cut short; the next call repeats it
+                transaction.rollback()
+        assert pool.num_pages - pool.free_pages == len({page for twin in live for page in twin.table})
+        for sequence in live:  # and it goes on: back in step, then a token
+            sequence.truncate(len(sequence))
+            append(sequence, 1)
+        check_counts(pool, live)
+        for sequence in seqs:
+            sequence.free()
+        assert pool.free_pages == 12
+        check_counts(pool, [])
+
+    assert interrupt_everywhere(WHERE, world, INTERRUPTED[name], seen, check) > 30
+
+
+# --- where an object dies no bytecode runs: Python would report a Ctrl-C there, and not raise it --------------
+
+PACKAGE = Path(za.__file__).parent
+IN_PYTHON = {"WeakSet", "WeakKeyDictionary", "WeakValueDictionary", "WeakMethod", "finalize", "__del__"}
+
+
+def test_callbacks_are_methods_of_c():
+    """A weak reference calls ``append`` of a deque or ``pop`` of a dict, and nothing has a finalizer."""
+    called = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {getattr(node, "attr", None), getattr(node, "id", None), getattr(node, "name", None)}
+            assert not names & IN_PYTHON, (path, node)
+            if isinstance(node, ast.Call) and len(node.args) == 2:
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if name == "ref" or name.endswith("Tie"):
+                    called.add(getattr(node.args[1], "attr", path))
+    assert called == {"append", "pop"}
