@@ -10,7 +10,7 @@ import pytest
 from commands import records, run
 from support import needs_radv
 
-from zinc_attn import AttnShape, SplitPlan, plan_splits
+from zinc_attn import AttnShape, plan_splits
 from zinc_attn.kernels.declarations import UNITS
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
@@ -128,10 +128,6 @@ def test_issue_against_memory_is_what_the_model_says():
             said = " / ".join(f"**{x:.0f}**" if x > us else f"{x:.0f}" for x in issue.values())
             assert cell == f"{us:.0f}; {said}", (card.title, head)
     assert len(set(map(id, cards))) == 6 and list(issue) == ["canonical", "fused", "integer"]
-    for card, text in product(cards, ("16/2/256", "32/8/128", "20/1/576/512/latent", "40/1/576/512/latent")):
-        p = predict(SplitPlan.fixed(1 << 20, shape := AttnShape.parse(text), split_size=512), card)
-        share = cost.issue_shares(shape, card, "f16")["canonical"]
-        assert p.issue_us == pytest.approx(share * p.ideal_us, rel=0.05), "the model's own term"
 
 
 def test_an_h200_is_what_the_model_says(monkeypatch):
@@ -168,7 +164,6 @@ def test_cards():
     assert find_card("RX 9070 XT") is find_card("9070xt") is CARDS["rx9070xt"]
     assert cost.card_of("AMD Radeon RX 9070 XT (RADV GFX1201)") is CARDS["rx9070xt"]
     assert cost.card_of("Intel(R) Arc(tm) B580 Graphics (BMG G21)") is CARDS["b580"]
-    assert cost.card_of("NVIDIA H200") is CARDS["h200"]
     assert cost.card_of("NVIDIA GeForce RTX 4090 Laptop GPU") is cost.card_of("llvmpipe (LLVM 15.0.6)") is None
     assert card_with(64) is R9700 and card_with(32).bandwidth == R9700.bandwidth / 2
 

@@ -9,18 +9,14 @@ from zinc_attn.errors import ArgumentError
 from zinc_attn.tools.models import _KINDS, PRESETS, find_model, from_config, slug
 
 QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
-PERIOD = ["linear_attention"] * 3 + ["full_attention"]
 WINDOWED = ["sliding_attention", "full_attention"] * 12
 GPT_OSS = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_hidden_layers": 24}
 GPT_OSS |= {"sliding_window": 128, "layer_types": WINDOWED}
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "num_hidden_layers": 32}
 LLAMA |= {"head_dim": None}
-CONV = ["full_attention", "conv"] * 16
 GEMMA_4 = {"num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256, "num_hidden_layers": 60}
 GEMMA_4 |= {"num_global_key_value_heads": 4, "attention_k_eq_v": True, "global_head_dim": 512, "sliding_window": 1024}
 GEMMA_4 |= {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10}
-QWEN_2 = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
-QWEN_2["sliding_window"] = 4096
 LATENT = {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 # of DeepSeek-V3, whose config.json states no head_dim; transformers writes that of the rotated part
 DEEPSEEK_V3 = {"num_attention_heads": 128, "num_key_value_heads": 128, "v_head_dim": 128, "hidden_size": 7168, **LATENT}
@@ -38,11 +34,11 @@ def write(folder, config):
 
 ADVICE = "otherwise give --shape and --layers"
 COUNT = "expected an int of at least 1"
-UNREAD_FIELDS = {"index_topk": 2048, "hybrid_layer_pattern": [0, 1], "layer_group_size": 6}
-UNREAD_FIELDS |= {"linear_attn_config": {"full_attn_layers": [4]}, "hybrid_override_pattern": "M-M*"}
-UNREAD_FIELDS |= {"kv_channels": 128}
-UNREAD_FIELDS |= {"block_types": ["recurrent", "attention"], "attn_type_list": [0, 1], "cross_attention_layers": [3]}
-UNREAD_FIELDS |= {"num_attention_heads_per_layer": [48, 64], "attention_head_dim": 464, "n_recurrent_loops": 2}
+UNREAD_FIELDS = (  # which are refused whatever they are
+    *("index_topk", "hybrid_layer_pattern", "layer_group_size", "linear_attn_config", "hybrid_override_pattern"),
+    *("kv_channels", "block_types", "attn_type_list", "cross_attention_layers", "num_attention_heads_per_layer"),
+    *("attention_head_dim", "n_recurrent_loops"),
+)
 SINGLE = "32/8/128 and 32/8/64, and windows [], expected a single shape and at most a single window"
 WHOLE = "that attend to the whole context, expected at least 1"
 SOME = "expected those of 32 layers, some of which have a window"
@@ -50,31 +46,10 @@ UNREAD = "whose heads or layers are not read here, expected a model without"
 
 
 @pytest.mark.parametrize(
-    ("config", "shape", "layers"),  # layers: full, windowed, window
-    [
-        ({**LLAMA, "head_dim": 72}, "32/8/72", (32, 0, None)),
-        ({**LLAMA, "num_key_value_heads": None}, "32/32/128", (32, 0, None)),
-        ({"text_config": {**QWEN_NEXT, "layer_types": PERIOD * 10}}, "16/2/256", (10, 0, None)),
-        ({"thinker_config": {"text_config": LLAMA}}, "32/8/128", (32, 0, None)),
-        ({**QWEN_2, "use_sliding_window": False}, "28/4/128", (28, 0, None)),
-        ({**LLAMA, "num_key_value_heads": 1, "v_head_dim": 96}, "32/1/128/96", (32, 0, None)),
-        ({**DEEPSEEK_V3, "head_dim": 64}, "128/128/192/128", (61, 0, None)),
-        ({**LLAMA, "layer_types": CONV, "per_layer_config": {"01": {"head_dim": 8}}}, "32/8/128", (16, 0, None)),
-    ],
-)
-def test_config(tmp_path, config, shape, layers):
-    model = from_config(write(tmp_path, config))
-    assert str(model.shape) == shape
-    assert (model.attention_layers, model.windowed_layers, model.window) == layers
-    assert from_config(tmp_path) == model  # the folder will do
-
-
-@pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"hidden_size": 64}, "got no num_attention_heads, expected a Hugging Face config.json that states it"),
         ([1], "got no num_attention_heads, expected a Hugging Face config.json that states it"),
-        ({"num_attention_heads": 32}, f"num_hidden_layers: got none, {COUNT}"),
         ({"num_attention_heads": 32, "num_hidden_layers": 2}, f"hidden_size: got none, {COUNT}"),
         ({**LLAMA, "hidden_size": 4001}, "hidden_size: got 4001, expected a multiple of num_attention_heads = 32"),
         ({**LLAMA, "head_dim": 577}, "AttnShape.head_dim: got 577, expected an int from 1 to 576"),
@@ -89,16 +64,12 @@ def test_config(tmp_path, config, shape, layers):
             ({**LLAMA, "sliding_window": 9, **others}, f"layer_types: got none, {SOME}")
             for others in ({}, {"model_type": "gemma2"}, {"use_sliding_window": True, "max_window_layers": 21})
         ),
-        ({**LLAMA, "attention_chunk_size": 8}, f"layer_types: got none, {SOME}"),
         ({**LLAMA, "kv_lora_rank": 512}, f"qk_nope_head_dim: got none, {COUNT}"),
         *(
             ({**LLAMA, "model_type": kind}, f"got model_type '{kind}', {UNREAD}")
             for kind in ("diffllama", "falcon", "longcat_flash", "mimo_v2_flash")
         ),
-        *(
-            ({"text_config": {**DEEPSEEK_V3, key: value}}, f"got {key}, {UNREAD}")
-            for key, value in UNREAD_FIELDS.items()
-        ),
+        *(({"text_config": {**DEEPSEEK_V3, key: [1]}}, f"got {key}, {UNREAD}") for key in UNREAD_FIELDS),
     ],
 )
 def test_refusal(tmp_path, config, message):
