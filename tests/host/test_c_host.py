@@ -160,13 +160,11 @@ def test_encoded_rows_have_the_bits_of_the_package(codec, rng, dtype):
     "dtype,value,message",
     (
         ("f16", np.inf, "v[1, 0, 3]: got inf, expected a finite value of at most 65504"),
-        ("f16", -np.nan, "v[1, 0, 3]: got "),
         ("bf16", 2.0**61, "v[1, 0, 3]: got 2.30584301e+18, expected a finite value of at most 2**60"),
         ("f32", np.nan, "v[1, 0, 3]: got nan, expected a finite value of at most 2**60"),
         ("q8_0", 127 * 65505.0, "v[1, 0, 3]: got 8319135, expected a finite value of at most 8319008"),
         ("q5_1", -65505.0, "v[1, 0, 3]: got -65505, expected a finite value of at most 65504"),
         ("q5_0", np.nan, "v[1, 0, 3]: got nan, expected a finite value of at most 1048064"),
-        ("q4_1", 65505.0, "v[1, 0, 3]: got 65505, expected a finite value of at most 65504"),
         ("f32/q4_0", 2.0**19, "v[1, 0, 3]: got 524288, expected a finite value of at most 524032"),
         ("q8_0/iq4_nl", 6550401.0, "v[1, 0, 3]: got 6550401, expected a finite value of at most 6550400"),
         ("fp8_e4m3", np.inf, "v[1, 0, 3]: got inf, expected a finite value of at most 2**60"),

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from broken_shaders import break_kernels
-from little_kernels import HEAD, compiled, declared
+from little_kernels import HEAD, compiled, declared, spirv
 from support import needs_radv
 
 from zinc_attn.errors import KernelError, UnsupportedError, WrongResultError
@@ -102,6 +102,14 @@ def test_a_missing_barrier_is_a_race(tmp_path, monkeypatch, device):
     monkeypatch.undo()
     with Device(runtime.Gfx1201()) as another:  # knows nothing of what the first one touched
         assert [outcome.status for outcome in check([another], [Case.parse("9/3/64 f16 130")], [])] == ["pass"]
+
+
+def test_spilled_registers_and_unknown_modifiers_are_refused(device):
+    kernel = device.runtime.kernel(declared("double"), spirv("double"), [0])
+    with pytest.raises(KernelError, match="got wave32, 3 spilled, expected wave32 without spills"):
+        runtime.Program(kernel.decl, spirv("double"), [0], kernel.compiled | {"spilled_vgprs": 3})
+    with pytest.raises(UnsupportedError, match="lanes that leave their four"):  # quad_perm without the bit fi
+        decode.decode(np.array([0x7E0402FA, 0xFF08B101], np.uint32).tobytes(), 3)
 
 
 REFUSED = {  # statements of a little kernel

@@ -16,15 +16,13 @@ def test_speeds_are_those_after_a_second_of_work(tmp_path):
     """The second test begins warm, and the third is over before it would be."""
     samples = ((512, 0, 0, (600, 600, 100, 100)), (0, 32, 4096, (1, 2, 4)), (0, 8, 0, (1, 2)))
     program = tmp_path / "llama-bench"
-    program.write_text(f"#!{sys.executable}\nimport sys\nprint(open({str(tmp_path / 'rows')!r}).read())\n")
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/rows\n")
     program.chmod(0o755)
 
     def speeds(*tests):
         keys = "n_prompt", "n_gen", "n_depth", "samples_ns", "samples_ts"
-        rows = [
-            dict(zip(keys, (*x, [MS * ms for ms in took], [1e3 / ms for ms in took]), strict=True))
-            for *x, took in tests
-        ]
+        values = [(*x, [MS * ms for ms in took], [1e3 / ms for ms in took]) for *x, took in tests]
+        rows = [dict(zip(keys, row, strict=True)) for row in values]
         (tmp_path / "rows").write_text(json.dumps(rows))
         return llama_bench.speeds(str(program), "m", "ZINC0", "library", [])
 

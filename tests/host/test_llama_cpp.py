@@ -54,7 +54,6 @@ def test_what_cannot_be_loaded_is_refused(ggml, monkeypatch, tmp_path):
         ("", "no libllama", r"; name the folder of libllama\.so in \$LLAMA_CPP_LIB_PATH"),
         ("/here", "no libllama", r"; \$LLAMA_CPP_LIB_PATH: got /here, expected the folder of a libllama\.so"),
         ("/here", old, "; that llama.cpp was built on a later system: build it on this one"),
-        ("", old, "; that llama.cpp was built on a later system: build it on this one"),
     ):
         monkeypatch.setenv("LLAMA_CPP_LIB_PATH", folder)
         (tmp_path / "llama_cpp" / "__init__.py").write_text(f"raise RuntimeError({error!r})")

@@ -144,10 +144,7 @@ def test_rows_walk_where_they_make_enough_workgroups(rows):
         assert submission.key.states >= len(submission.rows) and np.all(submission.items["node_begin"] == 0)
         assert submission.items["rows"].sum() == len(submission.rows)
         assert np.all(np.diff(submission.items["node_end"].astype(int)) <= 0)
-    for other in (
-        replace(options, arithmetic="canonical"),
-        replace(options, layout=fixed_layouts(shape, num_splits=4, split_size=None)),
-    ):
-        assert not any(submission.key.whole_context for submission in plan_call([request], other, facts).submissions)
+    other = replace(options, layout=fixed_layouts(shape, num_splits=4, split_size=None))
+    assert not any(submission.key.whole_context for submission in plan_call([request], other, facts).submissions)
     shard = request._replace(end=9000, shifts=np.zeros(16, np.int64))
     assert not any(submission.key.whole_context for submission in plan_call([shard], options, facts).submissions)

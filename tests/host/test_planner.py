@@ -89,30 +89,25 @@ def test_a_fingerprint_does_not_change():
     ],
 )
 def test_shapes_of_any_sizes(text, sizes):
-    """As text, as a dict, within a plan and on a device; a plan of a shape whose V is not like K is one of its own."""
+    """As text, as a dict and within a plan."""
     shape = AttnShape.parse(text)
     state = SplitPlan.fixed(1024, shape, num_splits=1).scratch_bytes // 2
     assert (shape.group, shape.head_chunks, shape.k_dim, shape.v_dim, state) == sizes
     assert shape.head_chunks * shape.heads_per_workgroup >= shape.group
     assert str(shape) == text and AttnShape(**shape.to_dict()) == shape
-    plan = plan_splits(5000, shape, 64, q_len=3)
-    check_nodes(plan)
-    plain = plan_splits(5000, AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim), 64, q_len=3)
-    assert (plain.fingerprint() == plan.fingerprint()) == (text.count("/") == 2)
+    check_nodes(plan_splits(5000, shape, 64, q_len=3))
 
 
 KEYS = "expected a dict of q_heads, kv_heads and head_dim"
 CHANGES = (
     ({"version": 3}, "got version 3, expected 4"),
     ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
-    ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
     ({"boundaries": [0, 700, 1000]}, "and between them multiples of 512"),
     ({"shape": QWEN_DICT | {"v_head_dim": 128}}, f"{KEYS}, and of v_head_dim and latent where V is not like K"),
     (
         {"shape": QWEN_DICT | {"v_head_dim": 257, "latent": True}},
         "v_head_dim: got 257, expected at most head_dim = 256",
     ),
-    ({"shape": QWEN_DICT | {"v_head_dim": None, "latent": False}}, "AttnShape.v_head_dim: got None, expected an int"),
     ({"surprise": 1}, "expected ['begin', 'boundaries'"),
 )
 
@@ -136,7 +131,6 @@ UNEVEN = ((16, 3), (17, 2), (2, 4))  # query heads and KV heads
 fixed = partial(SplitPlan.fixed, 10, QWEN)
 REFUSED = (
     (plan_splits, (-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
-    (plan_splits, (10.5, QWEN), "context_len: got 10.5, expected an int"),
     (plan_splits, (10, QWEN, 0), "compute_units: got 0, expected an int of at least 1"),
     (fixed, (), "num_splits, split_size: got None, None, expected exactly one of the two"),
     (partial(fixed, num_splits=0), (), "num_splits: got 0, expected an int of at least 1"),
@@ -144,11 +138,9 @@ REFUSED = (
     *((AttnShape.parse, (text,), SHAPE_TEXT.format(text)) for text in NO_SHAPES),
     *((AttnShape, (16, 2, size), f"AttnShape.head_dim: got {size}, {SIZES}") for size in (577, 0)),
     *((AttnShape, (16, 2, 64, size), f"AttnShape.v_head_dim: got {size}, {SIZES}") for size in (577, 0)),
-    (AttnShape, (16, 2, 64, 64.5), "AttnShape.v_head_dim: got 64.5, expected an int"),
     (AttnShape, (20, 1, 512, 576, True), LONG_V),
     (AttnShape, (20, 1, 576, 512, 1), "AttnShape.latent: got 1, expected True or False"),
     *((AttnShape, (q_heads, 2, 64), f"AttnShape.q_heads: got {q_heads}, {HEADS}") for q_heads in (0, 65536)),
-    (AttnShape, (4, 0, 64), "AttnShape.kv_heads: got 0, expected an int of at least 1"),
     *((AttnShape, (q, kv, 64), f"q_heads: got {q}, expected a multiple of kv_heads = {kv}") for q, kv in UNEVEN),
 )
 
