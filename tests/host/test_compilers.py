@@ -10,7 +10,7 @@ from support import FULL, needs_radv
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, targets, variants
+from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
 from zinc_attn.tools.compilers.gates import Compiled, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
 
@@ -54,6 +54,21 @@ def test_the_kernels_of_the_graph_keep_their_gates():
         *("2 spilled registers, at most 0 allowed", "32772 LDS bytes, at most 32768 allowed"),
         *("97 registers, at most 96 allowed", "wave64, wave32 needed"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("behind", "cycles"),
+    (("s_cbranch_scc1 BB1", 8 + 16 + 2), ("s_cbranch_scc1 BB2\n s_cbranch_scc0 BB1", None), ("s_endpgm", None)),
+)
+def test_the_cycles_of_a_leaf(behind, cycles):
+    """From the begin of the one loop to the block of its last product, without what is free."""
+    first, last = "v_wmma_i32_16x16x16_iu8 v0\n s_add_u32 s0, s0", "v_wmma_f32_16x16x16_f16 v0\n ds_load_b32 v0"
+    text = (
+        f"BB0:\n v_mov_b32 v0, 0\nBB1:\n {first}\nBB2:\n {last}\n v_mov_b32 v1, v0\nBB3:\n v_mov_b32 v3, 0\n {behind}"
+    )
+    assert isa.leaf_cycles(text) == cycles
+    matrices = "BB1:\n v_wmma_i32_16x16x16_iu8 v[0:7]\n v_dual_add_f32 v1 :: v_dual_mul_f32 v2\n ds_load_b32 v0"
+    assert graph.unit_cycles((0, 64, 64, 2, 2), f"BB0:\n v_mov_b32 v0, 0\n{matrices}") == 18
 
 
 INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")

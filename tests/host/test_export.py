@@ -70,8 +70,7 @@ def test_no_formula_uses_a_name_that_is_not_explained():
 def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sinks):
     """Items, row records, header and grids, against what a recorded call writes and dispatches."""
     shape, masks = SHAPE, {"q_len": q_len, "window": window or None}
-    rule = plan_splits(context, shape, **masks)
-    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else rule
+    plan = SplitPlan.fixed(context, shape, **masks, **layout) if layout else plan_splits(context, shape, **masks)
     scoring = Scoring(0.125, window or None, None, np.ones(shape.q_heads, np.float32) if sinks else None)
     written, steps = recorded(plan, scoring)
     names = {**asdict(shape), "latent": 0, **describe.storage_names("f16"), "page_size": 64, "nhd": 0}
@@ -80,6 +79,8 @@ def test_work_words_follow_from_the_formulas(context, q_len, layout, window, sin
     names |= {"rows": q_len, "splits": plan.num_splits, "appends": 0, "table_words": 1, "layer": 0, "pages": 1}
     names |= evaluate_all(formulas("quantities"), names)
     names |= {"mask_words": 0}
+    rule = evaluate_all(formulas("split_rule"), {**names, "compute_units": 64})
+    assert layout or rule["splits"] == plan.num_splits
     assert plan.states == 1 or evaluate(formulas("buffers")["states"][0], names) == plan.scratch_bytes
     single_pass = names["single_pass"]
     items, records = {}, []

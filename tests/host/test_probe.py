@@ -106,3 +106,9 @@ def test_a_device_that_cannot_attend(change, refusal):
     if refusal is not None:
         with pytest.raises(LimitError, match=re.escape(f"cannot attend: {refusal}; use another device")):
             VulkanRuntime(replace(GPU, refusal=refusal))
+
+
+def test_subgroups_of_a_host_are_no_waves():
+    """Nobody has asked a host's driver for them: one that says 32 may run fewer. A CPU's are what they are."""
+    assert not replace(GPU, subgroup_size=32).with_own_subgroups().wave_subgroups
+    assert CPU.with_own_subgroups() is CPU

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from support import FULL, make_inputs
+from support import FULL, make_inputs, same
 
 import zinc_attn as za
 from zinc_attn import AttnShape
@@ -54,7 +54,7 @@ def test_accuracy_and_time_at_131072_keys(shape, kind):
 
 
 SINKS = np.linspace(-150, 150, 9, dtype=np.float32) ** 3 / 2e4  # from far below to far above every score
-OPTIONS = ({"window": 1}, {"window": 128}, {"softcap": 50.0, "scale": 0.3})
+OPTIONS = ({"window": 1}, {"window": 128}, {"softcap": 50.0, "scale": 0.3}, {"alibi": np.exp2(-np.arange(9.0))})
 
 
 @pytest.mark.parametrize("options", (*OPTIONS, {"window": 200, "softcap": 30.0, "sinks": SINKS, "scale": 1.7}), ids=str)
@@ -100,6 +100,16 @@ def test_numbers_that_are_refused(name, bad, dtype):
     for oracle in oracles:
         with pytest.raises(ValueRangeError, match=f"^{name}: got a NaN, an infinity or a magnitude beyond"):
             oracle(**arrays)
+
+
+def test_slopes_of_masks(rng):
+    """A slope of 1 is none, and ALiBi's slope is that of a mask of distances."""
+    (q, k, v), slopes = inputs("4/2/16", 70), np.exp2(-np.arange(1.0, 5.0)).astype(np.float32)
+    mask = np.where(rng.random((1, 70)) < 0.3, -np.inf, rng.standard_normal((1, 70))).astype(np.float32)
+    same(ref.emulate(q, k, v, mask=mask, mask_slopes=np.ones(4)), ref.emulate(q, k, v, mask=mask))
+    distance = np.arange(-69, 1, dtype=np.float32)[None]
+    for oracle in (ref.emulate, ref.attention):
+        same(oracle(q, k, v, mask=distance, mask_slopes=slopes), oracle(q, k, v, alibi=slopes))
 
 
 def split_states(rng, parts):
