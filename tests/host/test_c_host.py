@@ -246,14 +246,8 @@ def formulas():
 
     def sizes_of(shape, dtype="f16", page_size=64, layout="tiles", kind="gpu", registers=None):
         k, v = map(storage_index, storage_types(dtype))
-        fields = {
-            **asdict(shape),
-            **(registers or layout_of(kind))._asdict(),
-            "page_size": page_size,
-            "k_storage": k,
-            "v_storage": v,
-            "nhd": layout == "NHD",
-        }
+        fields = {**asdict(shape), **(registers or layout_of(kind))._asdict(), "page_size": page_size}
+        fields |= {"k_storage": k, "v_storage": v, "nhd": layout == "NHD"}
         sizes = loaded.Sizes(**{name: int(x) for name, x in fields.items()}, compute_units=64, cpu=kind == "cpu")
         loaded.za_sizes(c.byref(sizes))
         return sizes
