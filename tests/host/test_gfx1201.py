@@ -68,6 +68,16 @@ def executed(records, wave):
     assert run.fault == b""
 
 
+def test_a_pair_reads_before_it_writes():
+    """v1 and v2 change places."""
+    pair, wave = np.zeros(2, decode.RECORD), np.zeros(1, judge.WAVE)
+    pair["op"], pair["dual"], pair["dst"] = decode.OPERATIONS["v_mov_b32"].number, (1, 0), (1, 2)
+    pair["src"][:, 0] = decode.VECTOR + pair["dst"][::-1]
+    wave["v"], wave["s"] = np.arange(256)[:, None], 0xFFFFFFFF
+    executed(pair, wave)
+    assert wave["v"][0, :4, 31].tolist() == [0, 2, 1, 3] and wave["pc"] == 2
+
+
 @pytest.mark.parametrize("third", (0x108, 0x80))
 def test_a_product_of_matrices(third, rng):
     """v[8:15] = v[0:1] v[2:3] + v[8:15], or + 0: a lane has eight bytes of a row, of a column, and a column of sums."""
