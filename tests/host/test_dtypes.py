@@ -33,13 +33,6 @@ def test_a_dtype_by_any_name(dtype, name):
     assert za.AttnShape(4, 2, 64).kv_bytes_per_token(dtype) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
 
 
-def test_the_dtypes_of_torch():
-    torch = pytest.importorskip("torch")
-    assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
-    with pytest.raises(ArgumentError, match=rf"^dtype: got torch\.float64, expected {EXPECTED}$"):
-        storage_dtype(torch.float64)
-
-
 NONE = ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]]
 NO_PAIRS = ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", ("f16", None)]
 

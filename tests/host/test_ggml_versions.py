@@ -116,17 +116,6 @@ def test_any_other_is_refused_in_a_line(plugin, tmp_path, capfd, version, option
     assert line.startswith(f"ggml-zinc: {said}")
 
 
-def test_a_process_with_two_ggml_has_the_first_that_asks(plugin, tmp_path, capfd):
-    folders = [tmp_path / name for name in "ab"]
-    for folder in folders:
-        folder.mkdir()
-        assert bound(plugin, folder, "0.26.0", (EXPAND,))[0] == 2
-    first, second = (folder / "any-name.so" for folder in folders)
-    library = c.CDLL(str(folders[0] / "plugin.so"))
-    assert asked(first, library)[0] == 2 and asked(second, library)[0] == 0
-    assert capfd.readouterr().err == "ggml-zinc: a second ggml in this process asks; the first one is served\n"
-
-
 def test_every_operation_of_the_back_end_is_compared():
     sources = "".join(path.read_text() for path in GGML.glob("*.[ch]*"))
     compared = re.findall(r"OP\((\w+)\)", re.search(r"OPERATIONS\[\] = \{.*?\};", sources, re.S)[0])

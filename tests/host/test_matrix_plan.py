@@ -111,6 +111,19 @@ def test_matrix_prefill_is_for_16_vectors(rows, matrices, arithmetic):
     assert [case.key.matrix is not None for case in everything] == [True]
 
 
+def test_the_key_names_the_workgroup():
+    """Two calls that need other workgroups have other recordings."""
+    layouts = fixed_layouts(SHAPE, num_splits=2, split_size=None)
+    facts = CallFacts(replace(GPU, matrix=RDNA4_UNITS), SHAPE, 64)
+    keys = set()
+    for rows in (1, 4, 16):
+        request = Request(rows, 300, 0, np.arange(5, dtype=np.uint32))
+        (submission,) = plan_call([request], CallOptions(layouts, arithmetic="matrix"), facts).submissions
+        assert submission.key.matrix is not None
+        keys.add(submission.key.matrix.vectors)
+    assert keys == {16, 64}
+
+
 @pytest.mark.parametrize(("text", "tokens"), [("16/2/512/64", 29127), ("16/2/256", 1 << 17), ("16/2/256", 1 << 20)])
 def test_walking_rows_are_bounded(text, tokens):
     """By the size of q, where it is more than that of the output, and by the work of one submission."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools.models import _KINDS, PRESETS, find_model, from_config, slug
+from zinc_attn.tools.models import _KINDS, PRESETS, from_config, slug
 
 QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
 WINDOWED = ["sliding_attention", "full_attention"] * 12
@@ -79,14 +79,6 @@ def test_refusal(tmp_path, config, message):
     assert str(error.value) == f"{path}: {message}; {ADVICE}"
 
 
-def test_find_model(tmp_path):
-    assert find_model("Qwen3-8B") is PRESETS["qwen3-8b"]
-    assert find_model(str(write(tmp_path, LLAMA))).name == tmp_path.name
-    with pytest.raises(ArgumentError) as error:
-        find_model("qwen9")
-    assert str(error.value) == f"model: got 'qwen9', expected a path to a config.json or one of {', '.join(PRESETS)}"
-
-
 PUBLISHED = {  # KiB of float16 K and V per token
     **{"qwen3.6-35b-a3b": 20, "qwen3-30b-a3b": 96, "qwen3-8b": 144, "qwen3.8-27b": 64, "llama-3.1-8b": 128},
     **{"glm-4.7-flash": 940, "glm-4.7-flash-latent": 52.875, "deepseek-v3": 4880, "deepseek-v3-latent": 68.625},
@@ -103,6 +95,9 @@ def test_presets(tmp_path):
     assert result == {name: kib * 1024 for name, kib in PUBLISHED.items()}
     configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
     configs |= {"kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}, "gpt-oss-20b": GPT_OSS, "gemma-4-31b": GEMMA_4}
-    configs |= {"qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4}, "llama-3.1-8b": LLAMA}
+    configs |= {
+        "qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4},
+        "llama-3.1-8b": {"thinker_config": {"text_config": LLAMA}},
+    }
     for name, config in configs.items():
         assert replace(from_config(write(tmp_path, config)), name=name) == PRESETS[name]

@@ -33,6 +33,26 @@ def test_dealing_keeps_the_shares():
         assert np.all(np.abs(counts - n * np.array([3, 1, 4]) / 8) <= 1.5)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_no_shard_is_filled_beyond_its_capacity_before_all_are_full(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        weights, nodes = rng.uniform(1, 3, rng.integers(1, 6)), int(rng.integers(1, 30))
+        allocator = NodeAllocator(list(weights))
+        allocator.capacity[:] = np.bincount(deal(nodes, list(weights)), minlength=len(weights))
+        owner, held = Owner(), []
+        for serial in range(100):
+            if len(held) < nodes and (not held or rng.random() < 0.7):
+                held.append(allocator.hold(serial, owner))
+                allocator.allocate(held[-1], 1)
+            else:
+                allocator.truncate(held.pop(int(rng.integers(len(held)))), 0, False)
+            used = allocator.used
+            assert np.all(used <= allocator.capacity) and used.sum() == len(held)
+        allocator.allocate(allocator.hold(100, owner), nodes - len(held) + 1)
+        assert allocator.used.sum() == nodes + 1
+
+
 def test_what_an_owner_leaves_counts_until_every_rank_has_collected_it():
     for deferred in (False, True):
         allocator = NodeAllocator([1.0, 1.0], deferred=deferred)

@@ -1,6 +1,7 @@
 """Page tables: what they refuse, in whole sentences, and an interrupt before any bytecode, or two, loses no page."""
 
 import ast
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from interrupts import files
 from page_tables import Append, append, check_counts, interrupt_everywhere, state
+from support import raising
 
 import zinc_attn as za
 from zinc_attn.cache.pages import CapacityError, PagePool, StepError
@@ -92,6 +94,21 @@ def test_an_append_whose_page_is_shared_is_not_undone() -> None:
     ):
         seq.retract(0, 5)  # its next rows would go to the fork's page
     check_counts(seq.pool, [seq, fork])
+
+
+def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 64)
+    del seq
+    gc.collect()
+    another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
+    append(another, 64)
+    assert (another.table, pool.free_pages) == ((0, 1, 2, 3), 0)
+    del another
+    gc.collect()
+    assert pool.free_pages == 4
+    check_counts(pool, [])
 
 
 def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
@@ -197,6 +214,22 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         check_counts(pool, [])
 
     assert interrupt_everywhere(WHERE, world, INTERRUPTED[name], seen, check) > 30
+
+
+def test_interrupts_of_two_commits_in_a_row_lose_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first comes when its commit was made and is not settled yet, the second before its commit is made."""
+    pool, prepare, interrupted = PagePool(4, 16), SequencePages.prepare, raising(KeyboardInterrupt)
+    seq, cut = SequencePages(pool, 2), (interrupted, lambda *args: interrupted(prepare(*args)))
+    for layer, name in enumerate(("end_commit", "prepare")):
+        reservation = Append(seq, layer, 5)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(SequencePages, name, cut[layer])
+            reservation.commit()
+        assert seq.lengths == [5, 0]
+    reservation.rollback()
+    Append(seq, 1, 5).commit()
+    assert seq.lengths == [5, 5] and pool.free_pages == 3
+    check_counts(pool, [seq])
 
 
 # --- where an object dies no bytecode runs: Python would report a Ctrl-C there, and not raise it --------------

@@ -48,7 +48,6 @@ REFUSED = {
     "plan --shape 4x2": f"shape: got '4x2', {SHAPES}",
     "plan --shape 4/2/577": "AttnShape.head_dim: got 577, expected an int from 1 to 576",
     f"{PLAN} --cu 0": "cu: got 0, expected an int from 1 to 65536",
-    f"{PLAN} --cu {'9' * 17}": f"cu: got {'9' * 17}, expected an int from 1 to 65536",
     f"{PLAN} --splits x": f"splits: got 'x', {SPLITS}",
     f"{PLAN} --card gtx480": f"card: got 'gtx480', expected one of {', '.join(CARDS)}",
     f"{PLAN} --rows 0": "rows: got 0, expected an int from 1 to 16777216",
@@ -94,7 +93,6 @@ REFUSED = {
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
     },
     f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
-    f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
     f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which "
     "sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
@@ -103,7 +101,6 @@ REFUSED = {
     "bench --against torch,jax": "against: got 'jax', expected some of torch, numpy",
     "bench --model none": f"model: got 'none', expected a path to a config.json or one of {', '.join(PRESETS)}",
     "export made --page-size 0": "page_size: got 0, expected an int from 1 to 65536",
-    "export made --cu 0": f"compute_units: got 0, {COUNT}",
     "export made --shape 2/1/80/64/latent --dtype q8_0/f16": ONE_TYPE,
 }
 USAGE = {  # refused by the parser; the begin of what it says, which ends by naming the help
