@@ -147,9 +147,7 @@ def test_rows_walk_where_they_make_enough_workgroups(rows):
     request = Request(rows, 8192, 0, np.arange(128, dtype=np.uint32))
     options = CallOptions(split_rule_layouts(shape, 64), arithmetic="matrix")
     submissions = plan_call([request], options, facts).submissions
-    assert all(
-        submission.key.whole_context == submission.key.single_pass == (rows >= 512) for submission in submissions
-    )
+    assert all(part.key.whole_context == part.key.single_pass == (rows >= 512) for part in submissions)
     if rows < 512:
         return
     assert [len(submission.rows) for submission in submissions] == ([512] if rows == 512 else [1250, 1250])

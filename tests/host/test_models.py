@@ -89,15 +89,11 @@ PUBLISHED = {  # KiB of float16 K and V per token
 def test_presets(tmp_path):
     assert all(slug(name) == name == model.name for name, model in PRESETS.items())
     assert (slug("llvmpipe (LLVM 15.0.6, 256 bits)"), slug("///")) == ("llvmpipe-llvm-15.0.6-256-bits", "model")
-    result = {
-        name: PRESETS[name].attention_layers * PRESETS[name].shape.kv_bytes_per_token("f16") for name in PUBLISHED
-    }
-    assert result == {name: kib * 1024 for name, kib in PUBLISHED.items()}
+    for model, kib in ((PRESETS[name], kib) for name, kib in PUBLISHED.items()):
+        assert model.attention_layers * model.shape.kv_bytes_per_token("f16") == kib * 1024, model.name
     configs = {"deepseek-v3": DEEPSEEK_V3, "glm-4.7-flash": GLM_4_7_FLASH, "mistral-small-4": MISTRAL_4}
     configs |= {"kimi-k2": {**DEEPSEEK_V3, "num_attention_heads": 64}, "gpt-oss-20b": GPT_OSS, "gemma-4-31b": GEMMA_4}
-    configs |= {
-        "qwen3.6-35b-a3b": {**QWEN_NEXT, "full_attention_interval": 4},
-        "llama-3.1-8b": {"thinker_config": {"text_config": LLAMA}},
-    }
+    configs["qwen3.6-35b-a3b"] = {**QWEN_NEXT, "full_attention_interval": 4}
+    configs["llama-3.1-8b"] = {"thinker_config": {"text_config": LLAMA}}
     for name, config in configs.items():
         assert replace(from_config(write(tmp_path, config)), name=name) == PRESETS[name]
