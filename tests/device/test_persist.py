@@ -179,7 +179,7 @@ def test_a_wrong_file_is_refused_and_changes_nothing(cache, saved, name):
 
 @pytest.mark.parametrize(("name", "reason"), [("fifo", "it is a FIFO"), ("", "it is a directory")])
 def test_paths_that_are_no_regular_file(cache, tmp_path, name, reason):
-    """By name and at once; tests/host/test_paths.py has every kind of path."""
+    """By name and at once; tests/host/test_refusals.py has every kind of path."""
     os.mkfifo(tmp_path / "fifo")
     for call, verb in ((filled(cache, 3).save, "written"), (cache.load, "read")):
         with pytest.raises(CacheFileError, match=f": cannot be {verb}: .*{reason}"):

@@ -10,13 +10,9 @@ import pytest
 import zinc_attn as za
 from zinc_attn.cache import rows
 from zinc_attn.canonical.constants import MAX_INPUT, MIN_INPUT
-from zinc_attn.checks import BFLOAT16, check_array
+from zinc_attn.checks import BFLOAT16
 from zinc_attn.dtypes import EXPECTED, storage_dtype
 from zinc_attn.errors import ArgumentError, DTypeError, ValueRangeError
-from zinc_attn.tools.check import Case
-from zinc_attn.tools.cost import find_card, predict
-from zinc_attn.tools.export.describe import manifest
-from zinc_attn.tools.measure import CallSpec
 
 KNOWN: list[tuple[Any, str]] = [
     *((name, name) for name in ("f32", "f16", "bf16", "q8_0")),
@@ -37,22 +33,6 @@ def test_a_dtype_by_any_name(dtype, name):
     assert za.AttnShape(4, 2, 64).kv_bytes_per_token(dtype) == za.AttnShape(4, 2, 64).kv_bytes_per_token(name)
 
 
-def test_the_dtypes_of_torch():
-    torch = pytest.importorskip("torch")
-    assert [storage_dtype(t) for t in (torch.float32, torch.float16, torch.bfloat16)] == ["f32", "f16", "bf16"]
-    with pytest.raises(ArgumentError, match=rf"^dtype: got torch\.float64, expected {EXPECTED}$"):
-        storage_dtype(torch.float64)
-
-
-def test_the_tools_take_the_same_names():
-    shape, card = za.AttnShape(9, 3, 64), find_card("R9700")
-    plan = za.plan_splits(1000, shape)
-    assert CallSpec(shape, 1, [100], dtype="bfloat16").dtype == "bf16"
-    assert Case.parse("9/3/64 float16 65") == Case.parse("9/3/64 f16 65")
-    assert predict(plan, card, "float16") == predict(plan, card, "f16")
-    assert manifest([shape], dtype="float16") == manifest([shape], dtype="f16")
-
-
 NONE = ["F16", "", "half", np.float64, np.dtype("int8"), float, None, 2, b"f16", ["f16"]]
 NO_PAIRS = ["q4_2", "q8_0/", "f16/f16/f16", (), ("f16", "f8"), "/f16", ("f16", None)]
 
@@ -68,7 +48,6 @@ def test_other_dtypes_are_refused(dtype):
 NARROW = {"f16": np.dtype(np.float16), "bf16": BFLOAT16}
 UPPER = np.arange(1 << 16, dtype=np.uint16)  # the bits of every 16-bit value
 BRAIN = UPPER.view(BFLOAT16)
-VALUES = (UPPER.astype(np.uint32) << 16).view(np.float32)  # those of BRAIN
 
 
 def widened(x):
@@ -130,30 +109,7 @@ def test_rows_are_those_that_the_caller_would_have_rounded_or_are_refused(number
     assert np.shares_memory(exact, rows.stored_values("k", exact, cache, rounds)[0]) == (numbers.dtype == narrow)
 
 
-def test_each_value_has_its_bits_in_the_words_and_comes_back():
-    k, v = BRAIN.reshape(-1, 2, 64), BRAIN[::-1].reshape(-1, 2, 64)
-    shape = za.AttnShape(2, 2, 64)
-    words = rows.encode(k, v, shape, "bf16")
-    bits = np.concatenate([UPPER.reshape(k.shape), UPPER[::-1].reshape(k.shape)], 2)
-    assert np.array_equal(words.view(np.uint16), bits)
-    for got, want in zip(rows.decode(words, shape, "bf16"), (VALUES, VALUES[::-1]), strict=True):
-        assert np.array_equal(got.view(np.uint32).reshape(-1), want.view(np.uint32))
-
-
-def test_arrays_are_widened_where_the_caller_takes_them():
-    taken = check_array("q", BRAIN, ("float32", "float16", "bfloat16"))
-    assert taken.dtype == np.float32 and np.array_equal(taken.view(np.uint32), VALUES.view(np.uint32))
-    with pytest.raises(DTypeError, match=r"^q: got dtype bfloat16, expected float32 or float64$"):
-        check_array("q", BRAIN, ("float32", "float64"))
-
-
 @pytest.mark.parametrize("dtype", NARROW)
 def test_no_other_dtype_is_rounded(dtype):
     with pytest.raises(DTypeError, match=r"^k: got dtype float64, a b?f16 cache takes float32, float16 or bfloat16$"):
         rows.stored_values("k", np.ones((1, 1, 8)), dtype, round_rows=True)
-
-
-@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
-def test_other_caches_take_the_same_rows_either_way(dtype):
-    x = np.random.default_rng(0).standard_normal((3, 2, 64), np.float32)
-    assert np.array_equal(*(rows.stored_values("k", x, dtype, rounds)[0] for rounds in (False, True)))

@@ -1,4 +1,4 @@
-"""The page table bookkeeping: who holds which page, what an append needs, and that nothing is ever lost."""
+"""Page tables: what they refuse, in whole sentences, and that a refusal loses no page."""
 
 import gc
 from collections.abc import Callable
@@ -14,62 +14,6 @@ from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.errors import ArgumentError, ClosedError, LimitError, ZincAttnError
 
-
-def test_a_transaction_ends_once() -> None:
-    pool = PagePool(12, 16)
-    seq = SequencePages(pool, 2)
-    append(seq, 27)
-    with Append(seq, 0, 60) as transaction:
-        pass
-    after = state(pool, seq)
-    transaction.commit()
-    transaction.rollback()  # committed: neither has an effect
-    assert state(pool, seq) == after
-    with pytest.raises(KeyboardInterrupt), Append(seq, 1, 60) as transaction:
-        raise KeyboardInterrupt
-    assert (transaction.state, state(pool, seq)) == ("rolled back", after)
-    with pytest.raises(ClosedError, match=r"^transaction: commit\(\) after rollback\(\); reserve\(\) in a new one$"):
-        transaction.commit()
-    check_counts(pool, [seq])
-
-
-def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
-    pool = PagePool(4, 16)
-    seq = SequencePages(pool, 1)
-    append(seq, 64)
-    del seq
-    gc.collect()
-    another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
-    append(another, 64)
-    assert (another.table, pool.free_pages) == ((0, 1, 2, 3), 0)
-    del another
-    gc.collect()
-    assert pool.free_pages == 4
-    check_counts(pool, [])
-
-
-def test_retract_undoes_an_append_of_a_layer_but_nothing_that_is_shared() -> None:
-    pool = PagePool(8, 16)
-    seq = SequencePages(pool, 2)
-    append(seq, 20)
-    fork = seq.fork()
-    with pytest.raises(StepError, match=r"^retract: layer 0 has length 20 and shares pages "):
-        seq.retract(0, 5)  # its next 15 rows would go to the fork's first page
-    append(seq, 20)
-    table = list(seq.table)
-    for layer, n, pages in ((1, 20, table), (0, 20, table[:2])):
-        seq.retract(layer, n)
-        assert list(seq.table) == pages
-    with pytest.raises(StepError):
-        seq.retract(0, 15)
-    seq.retract(0, 16)  # behind the page that is shared still
-    fork.free()
-    seq.retract(0, 5)
-    assert seq.lengths == [5, 20]
-    check_counts(pool, [seq])
-
-
-# --- refusals ---------------------------------------------------------------------------------------------
 AHEAD = (
     "layer 0: got 1 tokens at length 9, expected none yet, layer 1 has length 7; append 2 to every layer that is "
     "behind first, or truncate(7)"
@@ -135,6 +79,32 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(
     check_counts(pool, [seq, other])
 
 
+def test_an_append_whose_page_is_shared_is_not_undone() -> None:
+    seq = SequencePages(PagePool(3, 16), 1)
+    append(seq, 20)
+    fork = seq.fork()
+    with pytest.raises(
+        StepError, match=r"^retract: layer 0 has length 20 and shares pages with another sequence from "
+    ):
+        seq.retract(0, 5)  # its next rows would go to the fork's page
+    check_counts(seq.pool, [seq, fork])
+
+
+def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
+    pool = PagePool(4, 16)
+    seq = SequencePages(pool, 1)
+    append(seq, 64)
+    del seq
+    gc.collect()
+    another = SequencePages(pool, 1)  # nobody has asked the pool between the death and the birth
+    append(another, 64)
+    assert (another.table, pool.free_pages) == ((0, 1, 2, 3), 0)
+    del another
+    gc.collect()
+    assert pool.free_pages == 4
+    check_counts(pool, [])
+
+
 def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
     """And the transaction ends with the first of its sequences that is freed."""
     pool, held = PagePool(5, 16), Transaction()
@@ -156,19 +126,3 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
         with pytest.raises(ClosedError, match=r"^transaction: "):
             call()
     check_counts(pool, [seq, other, third])
-
-
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: PagePool(0, 16), "num_pages: got 0, expected an int from 1 to 4294967295"),
-        (lambda: PagePool(4, 1 << 17), "page_size: got 131072, expected an int from 1 to 65536"),
-        (lambda: PagePool(3, 16, [0, 2, 2]), "order: got 3 ids, expected each of 0 to 2 exactly once"),
-        (lambda: PagePool(3, 16, [0, 1]), "order: got 2 ids, expected each of 0 to 2 exactly once"),
-        (lambda: SequencePages(PagePool(1, 16), 0), "num_layers: got 0, expected an int of at least 1"),
-    ],
-)
-def test_a_pool_names_the_argument_that_is_wrong(call: Callable[[], object], text: str) -> None:
-    with pytest.raises(ArgumentError) as info:
-        call()
-    assert str(info.value) == text

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -50,14 +50,6 @@ def check_nodes(plan):
     assert again == plan and again.fingerprint() == plan.fingerprint()
 
 
-def test_fills_the_units_and_writes_few_states():
-    """Written and read partial states against float16 K and V bytes: at most 4 % for groups of up to 8."""
-    for shape, context in product(SHAPES, (65536, 131072)):
-        plan = plan_splits(context, shape, 64)
-        assert plan.workgroups >= 4 * 64 or context < 131072
-        assert shape.group > 8 or 2 * plan.scratch_bytes <= 0.04 * context * shape.kv_bytes_per_token("f16")
-
-
 @pytest.mark.parametrize(
     ("context", "layout", "ranges"),
     (
@@ -81,63 +73,41 @@ def test_fixed_layouts_are_of_whole_nodes(context, layout, ranges):
     assert plan.passes == (1 if plan.states == 1 else 2)
 
 
-def test_fingerprints():
-    assert len({plan_splits(n, QWEN, 64).fingerprint() for n in range(1000, 1010)}) == 10
-    assert plan_splits(131072, QWEN, 64).fingerprint() == (
-        "0de925bbc731a73b80d4ea7664d0cd955f71ea5621cc1f5c2ef924e93bcbf81c"
-    )
+def test_a_fingerprint_does_not_change():
+    fingerprint = plan_splits(131072, QWEN, 64).fingerprint()
+    assert fingerprint == "0de925bbc731a73b80d4ea7664d0cd955f71ea5621cc1f5c2ef924e93bcbf81c"
 
 
 @pytest.mark.parametrize(
     ("text", "sizes"),  # group, workgroups that share a KV head, k_dim, v_dim, states' bytes
     [
-        ("32/8/192/128", (4, 1, 192, 128, 32 * 130 * 4)),
         ("64/64/40/72", (1, 1, 48, 72, 64 * 74 * 4)),
         ("20/1/576/512/latent", (20, 3, 576, 512, 20 * 514 * 4)),
         ("128/1/576/512/latent", (128, 16, 576, 512, 128 * 514 * 4)),
-        ("4/2/64/64/latent", (2, 1, 64, 64, 4 * 66 * 4)),
-        ("17/1/72", (17, 3, 80, 72, 17 * 74 * 4)),
-        ("1/1/100", (1, 1, 112, 104, 106 * 4)),
         ("2/1/1", (2, 1, 16, 8, 2 * 10 * 4)),
-        ("3/1/576", (3, 1, 576, 576, 3 * 578 * 4)),
         ("1/1/513/513/latent", (1, 1, 544, 544, 546 * 4)),
     ],
 )
 def test_shapes_of_any_sizes(text, sizes):
-    """As text, as a dict, within a plan and on a device; a plan of a shape whose V is not like K is one of its own."""
+    """As text, as a dict and within a plan."""
     shape = AttnShape.parse(text)
     state = SplitPlan.fixed(1024, shape, num_splits=1).scratch_bytes // 2
     assert (shape.group, shape.head_chunks, shape.k_dim, shape.v_dim, state) == sizes
     assert shape.head_chunks * shape.heads_per_workgroup >= shape.group
     assert str(shape) == text and AttnShape(**shape.to_dict()) == shape
-    plan = plan_splits(5000, shape, 64, q_len=3)
-    check_nodes(plan)
-    plain = plan_splits(5000, AttnShape(shape.q_heads, shape.kv_heads, shape.head_dim), 64, q_len=3)
-    assert (plain.fingerprint() == plan.fingerprint()) == (text.count("/") == 2)
-
-
-def test_plain_shapes_are_written_as_ever():
-    for shape in (AttnShape(16, 2, 256), AttnShape(16, 2, 256, 256), AttnShape.parse("16/2/256/256")):
-        assert shape == QWEN and hash(shape) == hash(QWEN)
-        assert (str(shape), shape.to_dict()) == ("16/2/256", QWEN_DICT)
-    latent = QWEN_DICT | {"q_heads": 20, "kv_heads": 1, "head_dim": 576, "v_head_dim": 512, "latent": True}
-    assert AttnShape(20, 1, 576, 512, latent=True).to_dict() == latent
+    check_nodes(plan_splits(5000, shape, 64, q_len=3))
 
 
 KEYS = "expected a dict of q_heads, kv_heads and head_dim"
 CHANGES = (
     ({"version": 3}, "got version 3, expected 4"),
     ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
-    ({"boundaries": [0, 900, 100, 1000]}, "expected ascending key positions"),
-    ({"boundaries": 7}, "boundaries: got 7, expected a sequence of key positions"),
     ({"boundaries": [0, 700, 1000]}, "and between them multiples of 512"),
-    ({"shape": {"q_heads": 16}}, KEYS),
     ({"shape": QWEN_DICT | {"v_head_dim": 128}}, f"{KEYS}, and of v_head_dim and latent where V is not like K"),
     (
         {"shape": QWEN_DICT | {"v_head_dim": 257, "latent": True}},
         "v_head_dim: got 257, expected at most head_dim = 256",
     ),
-    ({"shape": QWEN_DICT | {"v_head_dim": None, "latent": False}}, "AttnShape.v_head_dim: got None, expected an int"),
     ({"surprise": 1}, "expected ['begin', 'boundaries'"),
 )
 
@@ -161,7 +131,6 @@ UNEVEN = ((16, 3), (17, 2), (2, 4))  # query heads and KV heads
 fixed = partial(SplitPlan.fixed, 10, QWEN)
 REFUSED = (
     (plan_splits, (-1, QWEN), "context_len: got -1, expected an int from 0 to 16777216"),
-    (plan_splits, (10.5, QWEN), "context_len: got 10.5, expected an int"),
     (plan_splits, (10, QWEN, 0), "compute_units: got 0, expected an int of at least 1"),
     (fixed, (), "num_splits, split_size: got None, None, expected exactly one of the two"),
     (partial(fixed, num_splits=0), (), "num_splits: got 0, expected an int of at least 1"),
@@ -169,11 +138,9 @@ REFUSED = (
     *((AttnShape.parse, (text,), SHAPE_TEXT.format(text)) for text in NO_SHAPES),
     *((AttnShape, (16, 2, size), f"AttnShape.head_dim: got {size}, {SIZES}") for size in (577, 0)),
     *((AttnShape, (16, 2, 64, size), f"AttnShape.v_head_dim: got {size}, {SIZES}") for size in (577, 0)),
-    (AttnShape, (16, 2, 64, 64.5), "AttnShape.v_head_dim: got 64.5, expected an int"),
     (AttnShape, (20, 1, 512, 576, True), LONG_V),
     (AttnShape, (20, 1, 576, 512, 1), "AttnShape.latent: got 1, expected True or False"),
     *((AttnShape, (q_heads, 2, 64), f"AttnShape.q_heads: got {q_heads}, {HEADS}") for q_heads in (0, 65536)),
-    (AttnShape, (4, 0, 64), "AttnShape.kv_heads: got 0, expected an int of at least 1"),
     *((AttnShape, (q, kv, 64), f"q_heads: got {q}, expected a multiple of kv_heads = {kv}") for q, kv in UNEVEN),
 )
 

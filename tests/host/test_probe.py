@@ -1,10 +1,9 @@
 """Choosing a device, and the refusals of the machine. Needs no Vulkan."""
 
-import builtins
 import re
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support import CPU, GPU
@@ -32,12 +31,10 @@ OTHER = device(7, "thing", "other")
 @pytest.mark.parametrize(
     ("devices", "request_", "chosen"),
     [
-        ([CPU], None, CPU),
         ([CPU, IGPU], None, IGPU),
         ([CPU, IGPU, CARD], None, CARD),
         ([OTHER, CPU, VIRTUAL], None, VIRTUAL),
         ([OTHER, CPU], None, CPU),
-        ([OTHER], None, OTHER),
         ([CPU, TWIN_B, TWIN_A], None, TWIN_A),
         *(([CPU, IGPU, CARD], query, CPU) for query in (0, "LLVMPIPE")),
         *(([CPU, IGPU, CARD], query, CARD) for query in ("2", "gfx1201")),
@@ -75,29 +72,16 @@ def test_choose_refuses(devices, request_, error, text):
 @pytest.mark.parametrize(
     ("raised", "error", "text"),
     [
-        (OSError("Cannot find Vulkan SDK"), NoVulkanError, "there is no libvulkan on this machine: install"),
-        (ImportError("vulkan"), RuntimeUnavailableError, "the Python package `vulkan` is missing: pip"),
+        ("OSError('Cannot find Vulkan SDK')", NoVulkanError, "there is no libvulkan on this machine: install"),
+        ("ImportError('vulkan')", RuntimeUnavailableError, "the Python package `vulkan` is missing: pip"),
     ],
 )
-def test_missing_loader(monkeypatch, raised, error, text):
-    real = builtins.__import__
-
-    def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "vulkan":
-            raise raised
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(error) as caught:
+def test_missing_loader(monkeypatch, tmp_path, raised, error, text):
+    (tmp_path / "vulkan.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vulkan", raising=False)
+    with pytest.raises(error, match=f"^{text}"):
         libvulkan.Vulkan()
-    assert str(caught.value).startswith(text)
-
-
-@pytest.mark.parametrize(
-    ("vendor", "name"), [(0x1002, "AMD"), (0x10DE, "NVIDIA"), (0x10005, "Mesa"), (0xABC, "0x0ABC")]
-)
-def test_vendor_name(vendor, name):
-    assert machine.vendor_name(vendor) == name
 
 
 LIMITS = {

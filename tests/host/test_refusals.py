@@ -1,17 +1,22 @@
-"""Command lines that are refused in one line before any device is opened, each with its whole message.
+"""Command lines that are refused in one line, at once and without a device: messages, and whatever lies at a path."""
 
-tests/host/test_paths.py has those whose path is wrong.
-"""
-
+import argparse
+import os
 import re
+import resource
+import signal
+import struct
+from pathlib import Path
 
 import pytest
-from commands import refusal
+from commands import refusal, run
 from support import GPU
 
 from zinc_attn import Device
+from zinc_attn.cli import app as cli
 from zinc_attn.cli import proof
 from zinc_attn.dtypes import EXPECTED
+from zinc_attn.files import MOST_BYTES
 from zinc_attn.tools.check.record import RECORD
 from zinc_attn.tools.cost import CARDS
 from zinc_attn.tools.graph import check as graph
@@ -47,7 +52,6 @@ REFUSED = {
     **{f"{PLAN} --splits {x}": f"splits: got '{x}', {SPLITS}" for x in ("x", "0", "size:", "size:0", ":8", "size:1:8")},
     f"{PLAN} --card gtx480": f"card: got 'gtx480', expected one of {', '.join(CARDS)}",
     f"{PLAN} --rows 0": "rows: got 0, expected an int from 1 to 16777216",
-    f"{PLAN} --rows two": f"rows: got 'two', {CONTEXTS}",
     f"{SWEEP} --layers 0": f"layers: got 0, {COUNT}",
     **{f"{SWEEP} --contexts {x}": f"contexts: got '{x}', {CONTEXTS}" for x in ("8q", "k", "1.5k")},
     f"{SWEEP} --contexts 1k,": f"contexts: got '', {CONTEXTS}",
@@ -76,7 +80,6 @@ REFUSED = {
     "canonical, or the other one",
     "check --cases '4/2/64 f16 9 rows=10'": "rows: got 10, expected an int from 1 to 9",
     "check --cases '4/2/64 f8 9'": f"dtype: got 'f8', expected {EXPECTED}",
-    "check --cases '4/2/64 f16 x'": f"contexts: got 'x', {CONTEXTS}",
     **{
         f"check --against {RECORD} {option}": HELD
         for option in ("--cases '4/2/64 f16 9'", "--arithmetic matrix", "--graph")
@@ -92,8 +95,6 @@ REFUSED = {
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
     },
     f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
-    f"{SWEEP} --weights-ms -1": "weights_ms: got -1, expected milliseconds of at least 0",
-    f"{SWEEP} --card r9": f"card: got 'r9', expected one of {', '.join(CARDS)}",
     f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which "
     "sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
@@ -101,11 +102,8 @@ REFUSED = {
     f"{SWEEP} --beside none.jsonl": f"none.jsonl: cannot be read: No such file or directory; expected {ROWS}",
     "bench --against torch,jax": "against: got 'jax', expected some of torch, numpy",
     "bench --model none": f"model: got 'none', expected a path to a config.json or one of {', '.join(PRESETS)}",
-    "export made --page-size 48": "page_size: got 48, expected a power of two from 1 to 65536",
     "export made --page-size 0": "page_size: got 0, expected an int from 1 to 65536",
-    "export made --cu 0": f"compute_units: got 0, {COUNT}",
     "export made --shape 2/1/80/64/latent --dtype q8_0/f16": ONE_TYPE,
-    "export made --shape 16/3/256": "q_heads: got 16, expected a multiple of kv_heads = 3",
 }
 USAGE = {  # refused by the parser; the begin of what it says, which ends by naming the help
     "plan --nonsense": "unrecognized arguments: --nonsense; see 'zinc-attn plan --help'",
@@ -125,7 +123,8 @@ USAGE = {  # refused by the parser; the begin of what it says, which ends by nam
 
 @pytest.fixture(autouse=True)
 def _no_device(monkeypatch, tmp_path):
-    monkeypatch.setattr(Device, "open", lambda *_, **__: pytest.fail("a device was opened"))
+    for owner, name in ((Device, "open"), (proof.proof, "prove")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("a device was opened"))
     monkeypatch.setattr(proof, "find_device", lambda *_: GPU)
     monkeypatch.chdir(tmp_path)
 
@@ -141,3 +140,164 @@ def test_a_wrong_usage(line, capsys):
     said = re.sub("'(canonical|fused|integer|matrix|matrix-prefill)'", r"\1", refusal(capsys, line))
     program = f"zinc-attn {line.split()[0]}" if line != "nonsense" else "zinc-attn"
     assert said.startswith(USAGE[line]) and said.endswith(f"; see '{program} --help'")
+
+
+# Every argument that takes a text is a path, and stands here with a command line around it, or is in NO_PATHS.
+READ = {  # a file, or what else the path may be
+    "plan --model": "plan --model {}",
+    "sweep --model": "sweep --model {}",
+    "sweep --beside": "sweep --shape 4/2/64 --beside {}",
+    "bench --model": "bench --model {}",
+    "check --against": "check --against {}",
+    "decode --model": "decode --model {}",
+    "proof --kit": "proof --kit {}",
+}
+WRITTEN = {  # a folder, or a file
+    "sweep --out": "sweep --shape 4/2/64 --contexts 64 --out {}",
+    "check --record": "check --quick --record {}",
+    "bench --out": "bench --shape 4/2/64 --contexts 64 --out {}",
+    "proof --out": "proof --out {}",
+    "decode --out": "decode --shape 4/2/64 --tokens 1 --out {}",
+    "export directory": "export {}",
+}
+FOLDERS = {"compilers --mesa": "compilers --shape 4/2/64 --mesa {}"}  # which are read
+NO_PATHS = {
+    *("others", "card", "cases", "contexts", "cu", "device", "dtype", "graph", "rows", "runtime", "shape", "splits"),
+    *("target", "program", "arguments"),  # a program, too, may be a name
+}
+FILES = {name for name in (*READ, *WRITTEN) if name.split("--")[-1] == "record"}
+
+CONTENTS: dict[str, bytes] = {
+    "empty": b"",
+    "an end of a line": b"\n",
+    "no UTF-8": b'{"model_type": "\xff"}',
+    "UTF-16": '{"model_type": "llama"}'.encode("utf-16"),
+    "GGUF": b"GGUF" + struct.pack("<IQQ", 3, 0, 0) + bytes(64),
+    "safetensors": struct.pack("<Q", 2) + b"{}",
+    "a zip archive": b"PK\3\4 broken",
+    "a NumPy array": b"\x93NUMPY\1\0" + bytes(64),
+    "deep": b"[" * 100_000,
+    "deep in an object": b'{"model_type": "llama", "text_config": ' + b'{"text_config": ' * 100_000,
+    "deep and whole": b'{"text_config": ' * 500 + b"{}" + b"}" * 500,
+    "truncated": RECORD.read_bytes()[:1000],
+    "a list": b"[1]",
+    "null": b"null",
+    "a number of 5,000 digits": b'{"num_attention_heads": ' + b"9" * 5000 + b"}",
+    "another object": b'{"format": 1, "records": 7, "cases": {}}',
+    "another format": b'{"format": 0, "records": []}',
+}
+SAID = {  # of a file that is refused, whichever command reads it
+    "FIFO": "it is a FIFO",
+    "device": "it is a character device",
+    "empty": "it is empty",
+    "GGUF": "it is a GGUF file",
+    "safetensors": "it is a safetensors file",
+    "UTF-16": "it is text in UTF-16",
+}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Files, folders and others that can lie at a path that is read."""
+    folder = tmp_path_factory.mktemp("places")
+    paths = {name: folder / str(number) for number, name in enumerate(CONTENTS)}
+    for name, path in paths.items():
+        path.write_bytes(CONTENTS[name])
+    with open(folder / "huge", "wb") as file:
+        file.truncate(MOST_BYTES + 1)
+    os.mkfifo(folder / "fifo")
+    (folder / "directory").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    paths |= {name: folder / name.lower() for name in ("FIFO", "huge", "directory", "loop", "missing")}
+    paths |= {"device": Path("/dev/zero"), "below a file": folder / "huge" / "file", "long name": folder / ("n" * 300)}
+    return paths | {"surrogate": folder / "a\ud800b", "NUL": folder / "a\0b"}
+
+
+def refused(line, path, capsys):
+    """The one line with which a command refuses a path. Where it waits for ever, the process is killed."""
+    before, after = line.split("{}")
+    signal.alarm(60)
+    try:
+        return refusal(capsys, before, path, after)
+    finally:
+        signal.alarm(0)
+
+
+def arguments():
+    """Every argument of every command that takes a text of the user's own, as the tables name it."""
+    (commands,) = (action for action in cli.build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return {
+        f"{command} {next(reversed(action.option_strings), action.dest)}"
+        for command, parser in commands.choices.items()
+        for action in parser._actions
+        if parser.get_default("command") == command  # not another name of it
+        and action.nargs != 0
+        and action.choices is None
+        and action.type not in (int, float)
+        and action.dest not in NO_PATHS
+    }
+
+
+def test_every_path_is_in_a_table():
+    assert arguments() == set(READ) | set(WRITTEN) | set(FOLDERS)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_is_no_folder(name, places, capsys):
+    for kind, path in places.items():
+        said = refused(FOLDERS[name], path, capsys)
+        assert ("expected a folder" in said) == (kind != "directory"), (kind, said)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_cannot_be_read(name, places, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for kind, path in places.items():
+        said = refused(READ[name], path, capsys)
+        assert SAID.get(kind, "") in said, (kind, said)
+        if name.endswith("--model"):
+            refused(READ[name], placed(folder / "config.json", path), capsys)
+
+
+def placed(link, path):
+    """The folder of ``link``, behind which ``path`` is; a path without links is itself."""
+    link.unlink(missing_ok=True)
+    try:
+        link.symlink_to(path)
+    except (OSError, ValueError):
+        return path
+    return link.parent
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_cannot_be_written(name, tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("mine")
+    paths = [tmp_path / "fifo", Path("/dev/full"), tmp_path / "file" / "below", Path("/proc/none/here")]
+    paths += [tmp_path / ("n" * 300), tmp_path / "a\ud800b", tmp_path / "a\0b"]
+    paths.append(tmp_path / ("folder" if name in FILES else "file"))
+    if name in FILES:
+        (tmp_path / "checkpoint").write_bytes(CONTENTS["GGUF"])
+        paths.append(tmp_path / "checkpoint")
+    before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    for path in paths:
+        refused(WRITTEN[name], path, capsys)
+    assert sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
+def test_a_full_disk(tmp_path, capsys):
+    """The limit on a file's size is met in the midst of one; the files of an earlier export stay."""
+    assert run("export", tmp_path / "made") == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/*")}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        said = refused(WRITTEN["export directory"], tmp_path / "made", capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "cannot be written: File too large; choose another" in said
+    assert {path: path.read_bytes() for path in tmp_path.glob("*/*")} == before

@@ -1,4 +1,4 @@
-"""For which calls a plan holds: every input of the planner changes, one at a time, and the plan is the same or new."""
+"""For which calls a plan holds, by every input of the planner in turn, and which recordings growth needs."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -9,6 +9,7 @@ import support
 
 from zinc_attn.planning import call
 from zinc_attn.planning.call import CallPlan, plan_call
+from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
 from zinc_attn.planning.items import Mask
 from zinc_attn.planning.layouts import fixed_layouts, split_rule_layouts
@@ -42,19 +43,15 @@ def records(plan: CallPlan, requests: list[Request]) -> list[bytes]:
     arrays = submission.items, submission.rows, submission.appends, submission.shared_items, submission.masks
     parts = zip(submission.slices, submission.tables_at, strict=True)
     tables = [submission.tables[offset : offset + len(requests[part.request].table)] for part, offset in parts]
-    words = [array.tobytes() for array in (*arrays, *tables)]
-    return [
-        repr((submission.key, submission.slices, submission.spans, submission.tables_at, submission.uploads)).encode(),
-        *words,
-    ]
+    others = submission.key, submission.slices, submission.spans, submission.tables_at, submission.uploads
+    return [repr(others).encode(), *(array.tobytes() for array in (*arrays, *tables))]
 
 
 def moved(plan: CallPlan, requests: list[Request], window: int | None, page: int) -> list[bytes]:
     """The records of a plan after a steady call has set its lengths."""
     (submission,) = plan.submissions
-    copied = replace(
-        submission, **{name: getattr(submission, name).copy() for name in ("items", "rows", "appends", "tables")}
-    )
+    arrays = {name: getattr(submission, name).copy() for name in ("items", "rows", "appends", "tables")}
+    copied = replace(submission, **arrays)
     words = SteadyWords.of(copied, window, copied.items, copied.appends, [copied.rows], copied.tables, page)
     words.set(requests)
     return records(CallPlan((copied,), plan.upload_first), requests)
@@ -81,12 +78,6 @@ def test_lengths_of_a_key_have_one_plan(facts, cascade, window, batch, new_rows,
             assert moved(first, requests, window, page) == records(plan, requests)
             (submission,) = plan.submissions
             assert submission.spans == first.submissions[0].spans
-            for offset, part, span in zip(submission.tables_at, submission.slices, submission.spans, strict=True):
-                table = requests[part.request].table
-                assert np.array_equal(submission.tables[offset:][: len(table)], table)
-                assert np.all(submission.items["page_table"][span] == offset)
-            ends = submission.rows["state"] + submission.rows["count"]
-            assert np.all(submission.rows["state"][1:] >= ends[:-1]), "a row's states are no other row's"
     assert len(plans) < served
 
 
@@ -142,3 +133,49 @@ def test_a_plan_of_several_submissions_holds_for_no_other_call(monkeypatch):
     few = replace(CPU, device=replace(CPU.device, max_workgroups=(4, 4, 1)))
     assert len(plan_call(steps((100, 100), 0), call_options, few).submissions) == 2
     assert plan_call(steps((100, 100), 0), call_options, few).steady is None
+
+
+def keys_of(lengths, batch, q_len, options, facts):
+    """The keys of calls of these lengths, each of which is planned."""
+    keys = set()
+    for length in lengths:
+        pages = -(-length // facts.page_size)
+        tables = np.arange(batch * pages, dtype=np.uint32).reshape(batch, pages)
+        requests = [Request(q_len, length, q_len, table) for table in tables]
+        keys |= {submission.key for submission in plan_call(requests, options, facts).submissions}
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "units", "batch", "q_len", "window", "splits"),
+    [
+        ("16/2/256", "discrete", 64, 1, 1, None, None),
+        ("32/8/128", "discrete", 56, 1, 1, None, None),
+        ("9/3/64", "cpu", 2, 1, 1, 700, None),
+        ("9/3/64", "discrete", 64, 5, 1, 1000, None),
+        ("32/4/128", "discrete", 64, 3, 5, None, 7),
+        ("32/8/128", "discrete", 1, 1, 1, None, None),
+        ("32/32/128", "discrete", 2, 1, 1, None, None),  # workgroups walk from 2,049 keys on
+    ],
+)
+@pytest.mark.parametrize("short", (False, True))
+def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, window, splits):
+    """Also where a submission has 100 workgroups."""
+    parsed, tokens = AttnShape.parse(shape), 2200 // q_len * q_len
+    info = replace(support.GPU, kind=kind, compute_units=units, max_workgroups=(100 if short else 65535,) * 3)
+    facts = CallFacts(info, parsed, 256)
+    fixed = fixed_layouts(parsed, num_splits=splits, split_size=None) if splits else None
+    layouts = fixed or split_rule_layouts(parsed, units)
+    options = CallOptions(layouts, window)
+    result = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
+    every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)
+    assert every <= result and len(result) < len(every) + 12
+
+
+def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
+    shape, q_len = AttnShape(4, 2, 64), 36
+    facts = CallFacts(replace(support.CPU, max_workgroups=(65535, 65535, 33)), shape, 256)
+    options = CallOptions(split_rule_layouts(shape, 2))
+    result = growth_keys(7744, 1, q_len, options, facts, by_rule=True)
+    assert keys_of(range(7681, 7745), 1, q_len, options, facts) <= result
+    assert {key.rows for key in result} >= {4}, "the rows behind the cut"

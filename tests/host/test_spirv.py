@@ -1,13 +1,16 @@
-"""Loops of SPIR-V that index arrays of registers, which a GPU's compiler leaves in memory unless it unrolls them."""
+"""What the package changes in SPIR-V: hints to unroll loops that index arrays of registers, which a GPU's compiler else
+leaves in memory, and products and sums that round once."""
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from support import instructions
 
 from zinc_attn.graph.params import modules
-from zinc_attn.kernels.declarations import ATTEND, MODULES
+from zinc_attn.kernels.declarations import ATTEND, MODULES, MULTIPLY_ADD
 from zinc_attn.runtime.device import SPIRV, load_spirv
+from zinc_attn.runtime.multiply_add import module_for
 
 BUILT = [decl for decl in (*MODULES, *modules()) if (SPIRV / decl.file).exists()]
 VARIABLE, ACCESS_CHAIN, LOOP_MERGE, LABEL, LIFETIMES = 59, 65, 246, 248, (6, 7)  # Private and Function
@@ -45,3 +48,19 @@ def test_hints_that_are_there_stay():
     )
     assert set(before) == {0, 1, 2} and after == [control or 1 for control in before]
     assert 0 in set(indexing_loops(load_spirv(ATTEND)))
+
+
+@pytest.mark.parametrize("decl", [MULTIPLY_ADD, ATTEND], ids=lambda decl: decl.name)
+def test_the_module_with_the_operation(decl):
+    """fma() of GLSL.std.450 becomes OpFmaKHR with the same operands, behind its capability and its extension."""
+    before, after = (instructions(x) for x in (load_spirv(decl), module_for("OpFmaKHR", load_spirv(decl))))
+    assert module_for("fma()", load_spirv(decl)) == load_spirv(decl)
+    replaced = [words for words in before if words[0] == 12 and words[4] == 50]
+    fused = [words for words in after if words[0] == 4427]
+    (glsl,) = (words[1] for words in before if words[0] == 11)  # the id of GLSL.std.450
+    assert fused and [[12, words[1], words[2], glsl, 50, *words[3:]] for words in fused] == replaced
+    known = set(map(tuple, before))
+    declared = [words for words in after if tuple(words) not in known and words[0] != 4427]
+    assert declared == [[17, 6030], [10, *np.frombuffer(b"SPV_KHR_fma\0", np.uint32).tolist()]]
+    order = [words[0] for words in after]
+    assert max(i for i, opcode in enumerate(order) if opcode == 17) < order.index(10) < order.index(11)

@@ -1,4 +1,4 @@
-"""Arithmetic "integer" in NumPy: its definition in exact rationals, its error, and what the oracle refuses."""
+"""Arithmetics "fused" and "integer" in NumPy: definitions in exact rationals, errors, and what is refused."""
 
 from fractions import Fraction
 
@@ -7,16 +7,56 @@ import pytest
 
 import zinc_attn as za
 from zinc_attn.cache.rows import stored, stored_scales
+from zinc_attn.canonical import products
+from zinc_attn.canonical.constants import FUSED_SCALE
 from zinc_attn.canonical.integer import MOST_INTEGER, dots, rounded, rounded_rows, weighted
 from zinc_attn.errors import ArgumentError, ShapeError, ValueRangeError
 
-TYPES = "q8_0", "q5_0", "q4_0", "iq4_nl", "q8_0/q4_0"
+LEAST = Fraction(2) ** -149  # the smallest float32
 
 
 def nearest(x: Fraction) -> np.float32:
-    """Of a sum of few products, which float64 holds."""
-    assert Fraction(float(x)) == x
-    return np.float32(float(x))
+    """The float32 nearest to a rational, of two as near the even one."""
+    if x == 0:
+        return np.float32(0)
+    unit = LEAST
+    while abs(x) >= unit * 2**24:
+        unit *= 2
+    return np.float32(float(round(x / unit) * unit))
+
+
+def drawn(rng: np.random.Generator, count: int, low: int, high: int) -> np.ndarray:
+    whole = rng.integers(1 << 23, 1 << 24, count) >> rng.integers(0, 20, count)
+    return np.ldexp(whole * rng.choice([-1.0, 1.0], count), rng.integers(low, high, count)).astype(np.float32)
+
+
+CASES = {
+    "what a device is asked": lambda rng: products.triples(),
+    "any": lambda rng: [drawn(rng, 1000, -40, 20) for _ in range(3)],
+    "subnormal sums": lambda rng: [drawn(rng, 1000, low, low + 20) for low in (-92, -92, -170)],
+    "zeros": lambda rng: [rng.choice(np.float32([0.0, -0.0, 1.5]), 300) for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rounding(rng, case):
+    a, b, c = CASES[case](rng)
+    triples = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    want = [nearest(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in triples]
+    got = products.fma(a, b, c)
+    assert np.array_equal(got, np.array(want, np.float32)), np.flatnonzero(got != want)[:5]
+
+
+def test_tiny_values_lose_no_bit_to_a_driver_that_flushes(rng):
+    """Weighted values are scaled by FUSED_SCALE, so that no fused sum is subnormal, and exactly scaled back."""
+    q, k = np.zeros((1, 8), np.float32), np.zeros((130, 1, 8), np.float32)
+    v = (rng.uniform(1, 2, (130, 1, 8)) * 2.0**-40).astype(np.float32)
+    out, _ = za.reference.emulate(q, k, v, arithmetic="fused")
+    assert FUSED_SCALE * 2.0**-48 * 2.0**-23 * 2.0**-63 > 2.0**-126
+    assert np.allclose(out[0], v[:, 0].astype(np.float64).mean(axis=0), rtol=1e-5, atol=0)
+
+
+TYPES = "q8_0", "q5_0", "q4_0", "iq4_nl", "q8_0/q4_0"
 
 
 def whole(x: np.ndarray) -> tuple[list[int], Fraction]:
@@ -79,19 +119,10 @@ def test_the_error_is_that_of_twelve_bits(rng, dtype):
 def test_what_is_refused(rng):
     q, (k, v) = rng.standard_normal((1, 64), dtype=np.float32), rng.standard_normal((2, 9, 1, 64), dtype=np.float32)
     held, scales = stored(k, v, "q8_0"), stored_scales(k, v, "q8_0")
-    refused = [
+    for change, error, message in (
         ({"v_scales": None}, ArgumentError, "v_scales: got None, expected the scales of the blocks of v's cache"),
-        (
-            {"k_scales": scales["k_scales"][:, :, :1]},
-            ShapeError,
-            r"k_scales: got shape \(9, 1, 1\), expected \(9, 1, 2\)",
-        ),
-        (
-            {"k_scales": scales["k_scales"] / 2},
-            ValueRangeError,
-            "k: got values that are no integers of at most 128 times",
-        ),
-    ]
-    for change, error, message in refused:
+        ({"k_scales": scales["k_scales"][:, :, :1]}, ShapeError, r"k_scales: got shape \(9, 1, 1\), expected \(9"),
+        ({"k_scales": scales["k_scales"] / 2}, ValueRangeError, "k: got values that are no integers of at most 128"),
+    ):
         with pytest.raises(error, match=message):
             za.reference.emulate(q, *held, arithmetic="integer", **(scales | change))
