@@ -34,11 +34,21 @@
 //     integer       arithmetic "integer": from numbers to integers, and sums of blocks
 //     floats        weight: 2**(s - m); multiply_add: a * b + c, in the file of that name
 //
-// Sizes on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16; attend_constants and attend_sizes explain
-// them. A slice is a lane's part of a value row in one pass over V.
+// Sizes, and their values on a GPU for 16 query heads, 2 KV heads and head_dim 256 in float16:
 //
-//     LANES 32         VECTORS 8       CHUNKS_AHEAD 4  KEY_PAIRS 1    LANE_QUARTERS 1  VALUE_PASSES 1  SLICE 8
-//     VALUE_LANES 32   LANE_SLICES 1   PAIRS 4         SLICE_LOADS 1  KEYS_AHEAD 8     FOLD_DIMS 2
+//     LANES            32  invocations of a wave; fewer on some CPU devices
+//     VECTORS           8  query vectors of a workgroup
+//     CHUNKS_AHEAD      4  step 1: chunks of K, 8 dimensions each, that a lane has in flight of each of its keys
+//     KEY_PAIRS         1  pairs of keys of a lane
+//     LANE_QUARTERS     1  step 2: pairs (h, key mod 4) whose maximum and sum a lane makes
+//     VALUE_PASSES      1  step 4: passes over V; several where registers do not hold all sums of values
+//     SLICE             8  head dimensions of a slice, which is a lane's part of a value row in one pass ...
+//     PAIRS             4  ... and pairs of them
+//     VALUE_LANES      32  slices of a pass, a lane each, unless LANES is less
+//     LANE_SLICES       1  slices of a lane; more in a wave of fewer lanes
+//     SLICE_LOADS       1  loads of a slice
+//     KEYS_AHEAD        8  value rows in flight
+//     FOLD_DIMS         2  step 5: head dimensions of a lane that one round folds
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_basic : require

@@ -12,6 +12,7 @@ import pytest
 from zinc_attn import limits, shapes
 from zinc_attn.kernels import declarations as kernels
 from zinc_attn.kernels import glsl, questions
+from zinc_attn.kernels.dispatches import AttendVariant
 from zinc_attn.kernels.families import CPU
 from zinc_attn.kernels.sizes import attend_sizes, shared_bytes, value_passes
 from zinc_attn.kernels.tuning import SHARED_VECTORS, shared_rows
@@ -119,6 +120,18 @@ def test_sizes_fit_the_rows_and_the_lanes(dtype):
                 last = fold["FOLD_BEGIN"] + 8 * heads * fold["FOLD_DIMS"] * lanes
                 assert max(last, 8 * 64 * heads) <= fold["SHARED_FLOATS"]
             assert shared_bytes(shape, heads) == 4 * (n["SHARED_FLOATS"] + 8 * heads * (5 + n["V_BLOCKS"]))
+
+
+def test_the_table_at_the_head_of_attend_has_the_sizes():
+    text = (ROOT / "shaders" / "attend/attend.comp").read_text()
+    variant = AttendVariant(shapes.AttnShape(16, 2, 256), "f16", "discrete", 64)
+    decl, values = variant.program()
+    known = {name.upper(): value for name, value in zip(decl.spec, values, strict=True)}
+    known |= attend_sizes(variant.shape, known["VECTORS"], "f16")
+    table = {name: int(size) for name, size in re.findall(r"^//     ([A-Z_]+) +(\d+)  ", text, re.MULTILINE)}
+    shared = table.keys() & known.keys()
+    assert len(table) == 13 and len(shared) == 9
+    assert {name: table[name] for name in shared} == {name: known[name] for name in shared}
 
 
 def test_shaders_are_short():
