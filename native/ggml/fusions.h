@@ -10,7 +10,7 @@ class Recording;
 
 struct Fusion {
     const char *name;
-    const char *nodes;   // / is "or", ? "may be missing"; operands: numbers of these nodes, or letters of other tensors
+    const char *nodes;   // "RMS_NORM(x) MUL(0, a)": MUL of node 0 by another tensor a; / is "or", ? "may be missing"
     const char *others;  // the nodes whose results other nodes may read, too
     uint32_t saves;      // the most dispatches that the fusion saves
 };

@@ -1,6 +1,7 @@
 // The back end as ggml sees it: a registry of one or two devices. ZINC0 is a GPU, or the processor if there is no GPU.
 // ZINC_CPU is the processor, if its library is there; llama.cpp gives it the parts of a model that stay on the CPU.
-// Operations without an entry in operations.cpp run in llama.cpp's CPU back end, and a line on stderr names them.
+// supports_op refuses an operation that is in no table of operations.cpp, or for which the table's `refused` has a
+// reason. ggml then runs it in another back end, as a rule its CPU code, and a line on stderr has the reason.
 //
 // A decode step of a dense model, from graph_compute to the dispatch, in the order in which to read the functions:
 //
@@ -13,8 +14,8 @@
 //     products' layout yet (lay_operands), and calls the operation's function `record`:
 //
 //     RMS_NORM, MUL    record_norm_of (rows.cpp). `follower` (fusions.cpp) takes the MUL into the same dispatch.
-//                      int8_copy reserves memory for the result as int8, because a product is its reader: the kernel
-//                      writes both.
+//                      If a product reads the result, int8_copy (fusions.cpp) reserves memory for it as int8, and the
+//                      kernel writes both. A product with float weights can make the norm itself (rms_of).
 //     MUL_MAT          record_product (products.cpp), for q, k and v. Recording::quantized finds the int8 rows.
 //                      choose_kernel takes the vector kernel, because a step has one row of x, and vector_constants
 //                      (tiles.cpp) has its constants. multiply_parts cuts a product that one binding does not hold,
@@ -36,8 +37,8 @@
 //   Recording::dispatch calls Recorder::dispatch (graph/recorder.cpp), which counts the workgroups, finds or compiles
 //     the pipeline, copies the parameters to memory that the kernel reads, and makes a za_command.
 //   Recorder::command gives the command a level (za_level, src/levels.c): one more than the highest level of the
-//     commands on which it depends. It collects 512 commands, and the first time only 48. These 48, except the last few
-//     levels, are submitted at once, so that the device works while the host still records.
+//     commands on which it depends. It collects 512 commands, and the first time only 48: all but the last levels of
+//     these are submitted at once, so that the device works while the host records.
 //   Recorder::record_waiting records the collected commands by level, with a barrier between two levels: set_of binds
 //     the places, and za_dispatch_with (src/objects.c) calls vkCmdDispatch.
 #include <cstdlib>

@@ -61,8 +61,8 @@ class Recording {
     // The functions below ask about the graph from the current node on: the node that is being recorded.
 
     // Whether exactly `uses` nodes read a node's result, and nothing else reads its bytes. A dispatch that does the
-    // work of these nodes, too, need not write the result. An output is not hidden; a result in place is hidden only if
-    // its source is hidden. The bytes of a view are the bytes of its source.
+    // work of these nodes, too, need not write the result. False for an output of the graph. A node that writes in
+    // place (view_src) is hidden only if its source is hidden. The bytes of a view are the bytes of its source.
     bool is_hidden(const ggml_tensor *node, int uses = 1) const;
     // The next node that is no view, if it is the only user of the node's result in any shape; else NULL.
     ggml_tensor *only_user(const ggml_tensor *node) const;

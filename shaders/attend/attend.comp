@@ -18,7 +18,7 @@
 //     4 values  o[h] = sum over the leaf's keys of p[key][h] * v[key]    lane = slice of head dimensions
 //               weights, V -> o (registers)
 //     5 fold    o of the node likewise                                   wave = vector, lane = slice
-//               o -> states, or, where every row of the call has a single node, result
+//               o -> states, or, if HEADER_SINGLE_PASS is 1, result
 //
 // A first reading needs six files: this one, item, scores, weights, values and node, for float16 in tiles, ROWS 1,
 // arithmetic "canonical", 32 LANES and VALUE_PASSES 1. plain.comp has the same arithmetic without lanes. A first reader
@@ -73,9 +73,10 @@ struct State {
     float l[VECTORS];              // [f] of the node
     vec2 o[VECTORS * LANE_PAIRS];  // [h][pair] of the lane's slices, of the leaf; then [f][pair], of the node
 } state;
-// The waves' shared memory. A wave's part holds scores as [key][h], then maxima as [h][key mod 4], then weights as
-// [key][h], and at last o: in the weights' place if VALUE_PASSES is 1, else after the weights. One array serves all
-// four (2 KiB a wave for 8 vectors), so that shared memory does not limit the waves per SIMD before the registers do.
+// The waves' shared memory. In steps 2 to 4 a wave's part holds scores as [key][h], then maxima as [h][key mod 4], then
+// weights as [key][h]. In step 5 all waves share rounds of o, [wave][h][dim][lane]: in the weights' place if
+// VALUE_PASSES is 1, else after the weights. One array serves all four (2 KiB a wave for 8 vectors), so that shared
+// memory does not limit the waves per SIMD before the registers do.
 shared float wave_floats[SHARED_FLOATS];
 #include "../floats.glsl"
 #include "state.glsl"
@@ -100,8 +101,8 @@ void find_wave() {
     wave_begin = wave * WAVE_FLOATS;
 }
 
-// Constants of the pipeline end loops of one trip: lavapipe's code takes half the time without a loop around the steps.
-// Each step is called once, because SwiftShader's compiler copies a function to every call.
+// WALKS and VALUE_PASSES are constants of the pipeline, so that a loop of one trip is no loop, which halves the time of
+// lavapipe's code. Each step is called once, because SwiftShader's compiler copies a function to every call.
 void main() {
     Item item = read_item();
     find_head_scales();

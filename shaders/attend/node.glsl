@@ -74,8 +74,8 @@ void fold_values() {
     }
 }
 
-// Write the state of vector f for the node, or the output where every query row of the call has one state: the slices
-// of o that belong to this pass over V, and, in the first pass, m and l or the log-sum-exp.
+// Write the state of vector f for the node, or, if HEADER_SINGLE_PASS is 1, the output: the slices of o that belong to
+// this pass over V, and, in the first pass, m and l or the log-sum-exp.
 void emit_vector(Item item, uint node, uint f, uint value_pass) {
     uint h = wave + f * WAVES;
     if (h >= VECTORS || !is_mine(item, h)) {

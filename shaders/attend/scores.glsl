@@ -28,7 +28,7 @@ void find_keys(Item item, Leaf leaf) {
 }
 
 // To qa and qb: a chunk of vectors h ... h + SIDE_BY_SIDE - 1. Types of at most 8 bits leave no scalar registers for an
-// address of every vector: the q of heads of one row are neighbors, so their addresses are sums.
+// address of every vector. The q of one row's heads are neighbors, so that their addresses are sums of a single one.
 void load_q(Item item, uint q_heads, uint h, uint chunk) {
     uint first = (item.row * q_heads + first_head()) * (K_DIM / 4u) + 2u * chunk;
     for (uint n = 0u; n < SIDE_BY_SIDE; ++n) {
@@ -98,7 +98,7 @@ void finish_scores(Item item, Leaf leaf) {
 
 // Step 1. To dots: the scores of the lane's keys. A wave whose leaf has no keys loads nothing.
 void find_scores(Item item, Leaf leaf) {
-    barrier();  // every wave has read wave_floats; with it lavapipe's code is twice as fast for one node, too
+    barrier();  // every wave has read the node before; for a single node it halves the time of lavapipe's code
     for (uint i = 0u; i < VECTORS * KEY_PAIRS; ++i) {
         dots[i] = vec2(0.0);
     }

@@ -1,4 +1,4 @@
-// y = w x for few rows of x and quantized weights w, with S256's sums (zinc_attn/graph/products.py): a row's blocks of
+// y = w x for few rows of x and quantized weights w, with the sums of zinc_attn/graph/products.py: a row's blocks of
 // 32 join superblocks of 256, and superblocks join the result, in ascending order.
 //
 // Grid: x = group of 32 rows of w, y = COLUMNS rows of x (columns of the product), z = plane. A lane owns a row of w,
@@ -61,8 +61,8 @@ void add_block(uint j, inout float sum[COLUMNS], inout float minima[COLUMNS]) {
     uvec4 w_low, w_high;
     decode_pairs(j, w_low, w_high);
     uint number = superblock * 8u + j, x_block = number * rows_of_x() + first;
-    // After the row's end x has blocks of zeros, and w repeats its last block, whose scale may be infinite. Of mxfp4
-    // add_products takes such a scale as 0.
+    // After the row's end x is 0 and w repeats its last block. The block's scale may be infinite, and 0 * infinity is
+    // NaN, so the scale becomes 0. Of mxfp4 add_products does this.
     vec4 w_scales = IS_256 || IS_MXFP4 || number < p.blocks ? block_scales(j) : vec4(0.0);
     [[unroll]] for (uint n = 0u; n < COLUMNS; ++n) {
         uvec4 x_low = q[2u * (x_block + n)], x_high = q[2u * (x_block + n) + 1u];

@@ -1,4 +1,4 @@
-// Dot products of int8, and the sums of S256 (zinc_attn/graph/products.py), for products of few rows and of many.
+// Dot products of int8, and the sums that zinc_attn/graph/products.py defines, for few rows of x and many.
 
 // The exact dot product of four int8 in a word each, by OpSDot; 0 is its format of such words.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)

@@ -1,4 +1,4 @@
-// Quantized weights times many rows of x, in tiles: S256 of zinc_attn/graph/products.py.
+// Quantized weights times many rows of x, in tiles, with the sums that zinc_attn/graph/products.py defines.
 //
 // A workgroup has TILE_ROWS rows of w and TILE_COLUMNS rows of x. It walks along a row block by block, ascending: it
 // decodes a block of its rows of w and x to shared memory, and then adds that block to the sums of its outputs. The

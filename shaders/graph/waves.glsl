@@ -2,8 +2,8 @@
 //
 // A workgroup has a group of 32 rows of w and COLUMNS rows of x, and its waves share the superblocks of a row. A lone
 // wave adds superblocks as it makes them. Several waves put SUPERBLOCKS sums at a time into shared memory, and then add
-// them in ascending order. A wave loads AHEAD superblocks, WAVES apart, before it adds them. It also loads superblocks
-// after its last one, which it does not add.
+// them in ascending order. A wave loads AHEAD superblocks, WAVES apart, before it adds them. If fewer
+// are left, it loads past the end and does not add what lies there.
 
 const uint WAVES = gl_WorkGroupSize.x / 32u;
 const uint OWN_COLUMNS = (COLUMNS + WAVES - 1u) / WAVES;  // columns whose superblocks a wave adds
