@@ -64,7 +64,7 @@ const uint HEADER_PAGE_SHIFT = 7u;  // log2 of the tiles per page
 const uint HEADER_PAGE_TILES = 8u;  // tiles per page and KV head
 const uint HEADER_ROWS = 9u;  // query rows of the call; 0: log-sum-exps are not written
 const uint HEADER_ROW_TABLE = 10u;  // word where the ROW records begin
-// 1: pass 1 writes the output, because an item has all keys that its rows see: one node, or matrix units
+// 1: pass 1 writes the output; an item has all keys that its rows see (one node, or matrix units)
 const uint HEADER_SINGLE_PASS = 11u;
 const uint HEADER_APPEND_TABLE = 12u;  // word where the APPEND (or COPY) records begin
 // the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1

@@ -107,7 +107,7 @@ HEADER: Final = {
     "page_tiles": "tiles per page and KV head",
     "rows": "query rows of the call; 0: log-sum-exps are not written",
     "row_table": "word where the ROW records begin",
-    "single_pass": "1: pass 1 writes the output, because an item has all keys that its rows see: one node, or matrix units",
+    "single_pass": "1: pass 1 writes the output; an item has all keys that its rows see (one node, or matrix units)",
     "append_table": "word where the APPEND (or COPY) records begin",
     "softcap": "the cap, float32: scores become cap * tanh(score / cap); read where the constant softcap is 1",
     "softcap_inverse": "1 / cap, float32; read where the constant softcap is 1",
