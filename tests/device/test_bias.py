@@ -71,8 +71,10 @@ OUTSIDE[:, :100] = True
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (np.ones((4, 9), bool), errors.ShapeError, r"mask: got shape \(4, 9\), expected \(5, n\)"),
     "keys": (np.ones((5, 131), bool), errors.ShapeError, "of which there are 130"),
+    "axes": (np.ones(5, bool), errors.ShapeError, r"mask: got shape \(5,\), expected \(5, n\)"),
     "dtype": (np.ones((5, 9), np.int32), errors.DTypeError, "mask"),
     "NaN": (np.full((5, 9), np.nan, np.float32), errors.ValueRangeError, "mask: got a NaN"),
+    "plus infinity": (np.full((5, 9), np.inf, np.float32), errors.ValueRangeError, r"mask: got a NaN, \+inf or"),
     "hides all": (np.zeros((5, 130), bool), errors.ArgumentError, "mask: row 0 sees no key"),
     "hides all that is before": (BEHIND, errors.ArgumentError, "mask: row 2 sees no key"),
     # the mask leaves the keys before it, which the window does not reach

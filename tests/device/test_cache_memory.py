@@ -81,6 +81,10 @@ def test_what_was_prepared_is_not_made_again(device, monkeypatch, batch, q_len, 
     with pytest.raises(errors.ArgumentError, match=r"^tokens: got 1281, expected an int from 1 to 1280$"):
         attn.prepare(1281, batch=batch)
     attn.prepare(tokens, batch=batch, q_len=q_len)
+    with monkeypatch.context() as patch:
+        for owner, name in ((device.runtime, "record"), (device.runtime, "run"), (runner, "growth_keys")):
+            patch.setattr(owner, name, lambda *a, **k: pytest.fail("made by a second prepare"))
+        attn.prepare(tokens, batch=batch, q_len=q_len)
     recordings = attn.recordings
     assert recordings == len(attn._runner.recordings) and 1 < recordings <= (5 if q_len == 1 else 10)
     k, v = new_rows(rng, tokens, SMALL, "f16")

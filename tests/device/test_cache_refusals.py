@@ -18,7 +18,7 @@ from page_tables import check_counts, largest
 from support import same
 
 import zinc_attn as za
-from zinc_attn import errors
+from zinc_attn import errors, reference
 from zinc_attn.cache.pages import StepError
 
 NATIVE = True
@@ -72,6 +72,8 @@ EARLY = (
 BAD: tuple[tuple[type[Exception], str, Callable[[Scene], Any]], ...] = (
     (errors.ClosedError, FREED, lambda s: s.cache.append(s.gone, 0, k_(), k_())),
     (errors.ClosedError, FREED, lambda s: s.attn(q_(), s.gone, 0)),
+    (errors.ClosedError, FREED, lambda s: s.gone.drop_last(1)),
+    (errors.ClosedError, FREED, lambda s: s.gone.save("/nowhere/at all")),
     (errors.ArgumentError, FOREIGN, lambda s: s.attn(q_(), s.foreign, 0)),
     (errors.ArgumentError, FOREIGN, lambda s: s.cache.append(s.foreign, 0, k_(), k_())),
     (errors.ArgumentError, "seq: got str, expected a Sequence of this cache",
@@ -144,6 +146,10 @@ def test_bad_arguments_change_nothing(device: za.Device) -> None:
 GIVEN_UP: dict[str, Callable[[za.KVCache, za.Sequence], Any]] = {
     "truncated": lambda cache, seq: seq.truncate(20),
     "dropped from a tree": lambda cache, seq: seq.keep([], 1),
+    "truncated, and written again": lambda cache, seq: (
+        seq.truncate(19),
+        *(cache.append(seq, layer, k_(1, np.float32), k_(1, np.float32)) for layer in (0, 1)),
+    ),
 }
 
 
@@ -172,6 +178,16 @@ def test_rows_that_are_gone_refuse_nothing(device: za.Device, give_up: str, monk
             with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
                 attn(q if sequence is forks[0] else [q, q], sequence, 0)
         assert largest(cache) == (2.0**60, 1)
+
+
+def test_rows_of_another_sequence_of_a_call_refuse_nothing(device: za.Device) -> None:
+    k, q = k_(1, np.float32), q_() * np.float32(2.0**50)
+    with za.KVCache(device, SMALL, 1, 32, "f32", 16) as cache:
+        seqs, attn = [cache.new_sequence() for _ in "ab"], za.Attention(cache)
+        attn([q_(), q_()], seqs, 0, [k, k * np.float32(2.0**60)], [k, k])
+        same(attn(q, seqs[0], 0, return_lse=True), reference.emulate(q, k, k))
+        with pytest.raises(errors.ValueRangeError, match=r"max\|k\| = 1\.15292e\+18"):
+            attn(q, seqs[1], 0)
 
 
 def test_what_is_seen_of_objects(device: za.Device) -> None:

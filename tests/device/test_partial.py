@@ -29,6 +29,9 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         for parts, text in (
             ([], "partial states: got none"),
             ([a, c], r"partial states: node 1 is missing \(1 in all\), expected every node from 0 to 2"),
+            ([c], r"partial states: node 0 is missing \(2 in all\)"),
+            ([attn.partial(q, seq, 0, within=(1, 1))], r"partial states: node 0 is missing \(3 in all\)"),
+            ([replace(a, span=(0, 1 << 15))], r"partial states: node 1 is missing \(32767 in all\)"),
             ([a, b, c, b], "partial states: got node 1 more than once"),
             *(([a, b, other], "partial states: got parts of different calls") for other in foreign),
         ):
