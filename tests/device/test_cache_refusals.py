@@ -193,11 +193,14 @@ def test_rows_of_another_sequence_of_a_call_refuse_nothing(device: za.Device) ->
 def test_what_is_seen_of_objects(device: za.Device) -> None:
     """By ``copy`` and ``pickle``, which are refused, and in a debugger, which another thread's lock does not stop."""
     with za.KVCache(device, SMALL, 2, 100, "f16", page_size=64) as cache, ThreadPoolExecutor(1) as other:
-        seq = cache.new_sequence()
-        said = f"KVCache(4/2/64, f16, 2 layers, 128 of 100 tokens free in pages of 64, {device})"
+        seq, freed = cache.new_sequence(), cache.new_sequence()
+        cache.append(seq, 0, k_(7), k_(7))
+        freed.free()
+        said = f"KVCache(4/2/64, f16, 2 layers, 64 of 100 tokens free in pages of 64, {device})"
         texts = {
             cache: said,
-            seq: f"Sequence(serial={seq.serial}, 0 tokens)",
+            seq: f"Sequence(serial={seq.serial}, 0 to 7 tokens)",
+            freed: f"Sequence(serial={freed.serial}, 0 tokens, freed)",
             za.Attention(cache, split_size=64): f"Attention({said}, num_splits=None, split_size=64, canonical)",
         }
         with cache.lock:
@@ -206,4 +209,6 @@ def test_what_is_seen_of_objects(device: za.Device) -> None:
             text = f"^{type(one).__name__}: it stands for memory of a device"
             with pytest.raises(errors.UnsupportedError, match=text):
                 change(one)
-            assert repr(object.__new__(type(one))).endswith(": AttributeError>")  # its constructor failed
+            made = object.__new__(type(one))  # its constructor failed
+            assert repr(made) == f"<{type(one).__name__}: AttributeError>"
+    assert repr(cache).endswith(f"{device}, closed)")

@@ -293,6 +293,13 @@ def test_projections_that_are_refused(change: Any, text: str, device: za.Device)
 # --- adapt(): BLOOM, MPT and Falcon, whose attention transformers hard-codes ----------------------------------------
 
 
+def test_slopes_are_the_models():
+    """Falcon rounds the paper's, 2**(-k / 4) for 32 heads, to bfloat16."""
+    module = loaded("falcon of 32 heads", adapted=True).transformer.h[0].self_attention
+    paper = torch.exp2(-torch.arange(1, 33) / 4)
+    assert torch.equal(module.forward.args[1], paper.bfloat16().float())
+
+
 def test_padding_behind_tokens(device):
     """BLOOM counts tokens, as this does; MPT counts columns."""
     ids, mask = prompt(20), torch.ones(1, 20, dtype=torch.long)

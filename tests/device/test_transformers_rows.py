@@ -304,6 +304,8 @@ def test_batches_and_masks_that_do_not_fit(device: za.Device) -> None:
                 call()
         layer.step(10, 13, gap)
         assert [len(sequence) for sequence in cache.sequences[0]] == [12, 8]
+        cache.crop(-13)  # an empty cache takes any batch
+        assert equal(layer.step(0, 10, batch=slice(0, 1)), whole(layer)[:, :1, :10])
     with pytest.raises(errors.ClosedError, match="ZincCache: used after close"):
         layer.step(13, 14)
 
