@@ -1,4 +1,4 @@
-"""Masks, ALiBi and attention that is not causal: steady decode, calls without a cache, refusals; also in ``check``."""
+"""Masks, ALiBi and attention that is not causal: steady decode, shared keys, calls without a cache, refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +34,21 @@ def test_steady_decode_moves_the_rows_position(device):
             mask = random_mask(1, n) if n == 125 else None
             got = attn(Q[0], seq, 0, K[n - 1 : n], V[n - 1 : n], return_lse=True, mask=mask)
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
+
+
+def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device):
+    """Calls that are planned, and then calls that are patched."""
+    with filled(device, SHAPE, K[:900], V[:900]) as (cache, seq):
+        attn, seqs = za.Attention(cache, cascade=True, alibi=SLOPES), [seq, seq.fork(), seq.fork()]
+        for step, rows in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1))):
+            ends = [len(one) + n for one, n in zip(seqs, rows, strict=True)]
+            masks = [None, random_mask(rows[1], ends[1]), random_mask(rows[2], 80)] if step < 2 else [None] * 3
+            qs, new = [Q[:n] for n in rows], [K[end - n : end] for end, n in zip(ends, rows, strict=True)]
+            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=masks, allow_empty=True)
+            assert attn.shared
+            for q, mask, end, *got in zip(qs, masks, ends, outs, lses, strict=True):
+                k, v = (np.concatenate([x[:900], K[900:end]]) for x in (K, V))
+                same(got, reference.emulate(q, k, v, mask=mask, alibi=SLOPES), (step, end))
 
 
 def test_of_one_call(any_device):
