@@ -39,10 +39,13 @@ def test_steady_decode_moves_the_rows_position(device):
 def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device):
     """Calls that are planned, and then calls that are patched."""
     with filled(device, SHAPE, K[:900], V[:900]) as (cache, seq):
-        attn, seqs = za.Attention(cache, cascade=True, alibi=SLOPES), [seq, seq.fork(), seq.fork()]
-        for step, rows in enumerate(((1, 3, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1))):
+        attn = za.Attention(cache, cascade=True, alibi=SLOPES)
+        seqs = [seq, *(seq.fork() for _ in range(3))]
+        for step, rows in enumerate(((5, 5, 5, 3), *[(1, 1, 1, 1)] * 3)):
             ends = [len(one) + n for one, n in zip(seqs, rows, strict=True)]
-            masks = [None, random_mask(rows[1], ends[1]), random_mask(rows[2], 80)] if step < 2 else [None] * 3
+            masks = [None] * 4
+            if step < 2:
+                masks[1:] = [random_mask(n, keys) for n, keys in zip(rows[1:], (*ends[1:3], 80), strict=True)]
             qs, new = [Q[:n] for n in rows], [K[end - n : end] for end, n in zip(ends, rows, strict=True)]
             outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=masks, allow_empty=True)
             assert attn.shared
