@@ -96,6 +96,7 @@ def test_other_readers_of_safetensors_find_the_arrays() -> None:
         ({"span": (3, 10**30)}, r"[\d,]+ bytes that do not hold one \(got '10+', expected a number of at most 19"),
         ({"span": (6, 3)}, r"span \(6, 3\), expected"),
         ({"sinks": np.array([np.nan, 0], np.float32)}, r"sinks \[nan, 0.0\], expected at most 2\*\*61$"),
+        ({"sinks": np.array([0, -np.inf], np.float32)}, r"sinks \[0.0, -inf\], expected"),
         ({"sinks": np.zeros(3, np.float32)}, r"sinks \(3,\), expected \(2,\), one per head$"),
         ({x: small_state().__dict__[x][:0] for x in "mlo"}, r"o \(0, 2, 2, 3\), expected at least one query row"),
         ({x: small_state().__dict__[x][:, :, :0] for x in "mlo"} | {"sinks": None}, r"o \(2, 2, 0, 3\), expected at"),

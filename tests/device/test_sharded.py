@@ -56,14 +56,22 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
     k, v = rng.standard_normal((2, 600, 2, 64), np.float32)
-    q, out, lse = rng.standard_normal((3, 6, 64), np.float32), np.zeros((3, 6, 64), np.float32), np.zeros((3, 6), "f")
+    q = [rng.standard_normal((n, 6, 64), np.float32) for n in (1, 3)]
+    outs, lses = [np.zeros_like(x) for x in q], [np.zeros(x.shape[:2], np.float32) for x in q]
     with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
-        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
-        with pytest.raises(ArgumentError, match=r"^q: got 3 rows for 2 keys, 1 of them before the first key, "):
-            attn(q, seq, 0, k[:2], v[:2], out=out, lse=lse)
-        assert not out.any() and not lse.any() and not len(seq)
-        assert attn(q, seq, 0, k, v, out=out, lse=lse) is out
-        same((out, lse), reference.emulate(q, k, v))
+        attn, seqs = za.ShardedAttention(cache), [cache.new_sequence() for _ in q]
+        for arrays, n, text in (
+            ({"out": outs[:1]}, 600, "out: "),
+            ({"out": outs, "lse": [lses[0], lses[0]]}, 600, "lse: "),
+            ({"out": outs, "lse": lses}, 2, "q: got 3 rows for 2 keys, 1 of them before the first key, "),
+        ):
+            with pytest.raises(ArgumentError, match=f"^{text}"):
+                attn(q, seqs, 0, [k, k[:n]], [v, v[:n]], **arrays)
+            assert not any(x.any() for x in (*outs, *lses)) and not any(map(len, seqs))
+        got = attn(q, seqs, 0, [k, k[:2]], [v, v[:2]], return_lse=True, out=outs, lse=lses, allow_empty=True)
+        assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
+        for i, n in enumerate((600, 2)):
+            same((outs[i], lses[i]), reference.emulate(q[i], k[:n], v[:n]))
 
 
 @contextmanager
