@@ -119,6 +119,9 @@ ALIBI: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+OTHERS["falcon of 32 heads"] = ("FalconForCausalLM", {**FALCON, "alibi": True, "num_attention_heads": 32})
+
+
 @cache
 def loaded(name: str, dtype: Any = torch.float32, adapted: bool = False) -> Any:
     kind, changes = {**MODELS, **SIMILAR, **OTHERS, **ALIBI}[name]

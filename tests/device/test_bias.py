@@ -1,4 +1,4 @@
-"""Masks, ALiBi and attention that is not causal: steady decode, calls without a cache, refusals; also in ``check``."""
+"""Masks, ALiBi and attention that is not causal: steady decode, shared keys, calls without a cache, refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +36,24 @@ def test_steady_decode_moves_the_rows_position(device):
             same(got, reference.emulate(Q[0], K[:n], V[:n], alibi=SLOPES, mask=mask), n)
 
 
+def test_rows_that_share_keys_have_masks_and_positions_of_their_own(device):
+    """Calls that are planned, and then calls that are patched."""
+    with filled(device, SHAPE, K[:900], V[:900]) as (cache, seq):
+        attn = za.Attention(cache, cascade=True, alibi=SLOPES)
+        seqs = [seq, *(seq.fork() for _ in range(3))]
+        for step, rows in enumerate(((5, 5, 5, 3), *[(1, 1, 1, 1)] * 3)):
+            ends = [len(one) + n for one, n in zip(seqs, rows, strict=True)]
+            masks = [None] * 4
+            if step < 2:
+                masks[1:] = [random_mask(n, keys) for n, keys in zip(rows[1:], (*ends[1:3], 80), strict=True)]
+            qs, new = [Q[:n] for n in rows], [K[end - n : end] for end, n in zip(ends, rows, strict=True)]
+            outs, lses = attn(qs, seqs, 0, new, new, return_lse=True, mask=masks, allow_empty=True)
+            assert attn.shared
+            for q, mask, end, *got in zip(qs, masks, ends, outs, lses, strict=True):
+                k, v = (np.concatenate([x[:900], K[900:end]]) for x in (K, V))
+                same(got, reference.emulate(q, k, v, mask=mask, alibi=SLOPES), (step, end))
+
+
 def test_of_one_call(any_device):
     """Without a cache, and submitted: bool and float16 masks, all hidden, not causal."""
     hidden = random_mask(5, 130) > 0
@@ -71,8 +89,10 @@ OUTSIDE[:, :100] = True
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "rows": (np.ones((4, 9), bool), errors.ShapeError, r"mask: got shape \(4, 9\), expected \(5, n\)"),
     "keys": (np.ones((5, 131), bool), errors.ShapeError, "of which there are 130"),
+    "axes": (np.ones(5, bool), errors.ShapeError, r"mask: got shape \(5,\), expected \(5, n\)"),
     "dtype": (np.ones((5, 9), np.int32), errors.DTypeError, "mask"),
     "NaN": (np.full((5, 9), np.nan, np.float32), errors.ValueRangeError, "mask: got a NaN"),
+    "plus infinity": (np.full((5, 9), np.inf, np.float32), errors.ValueRangeError, r"mask: got a NaN, \+inf or"),
     "hides all": (np.zeros((5, 130), bool), errors.ArgumentError, "mask: row 0 sees no key"),
     "hides all that is before": (BEHIND, errors.ArgumentError, "mask: row 2 sees no key"),
     # the mask leaves the keys before it, which the window does not reach

@@ -1,4 +1,4 @@
-"""A failed call leaves the cache as it was, and an interrupt no open file; threads share a cache; closed ones refuse.
+"""A failed call leaves the cache as it was, an interrupt no open file; threads share a cache; closed objects refuse.
 
 Every failure is injected, at the n-th call of the runtime for every n that a call makes. What comes out afterwards has
 the oracle's bits. test_fuzz.py interrupts calls between bytecodes.
@@ -131,6 +131,22 @@ def test_an_interrupt_of_a_file_leaves_none_open_and_none_behind(device: za.Devi
                 break
         assert n > 100
     cache.close()
+
+
+def test_an_interrupted_close_leaves_nothing_closed_in_use(device: za.Device) -> None:
+    """Of an Attention, before each opcode; the calls that follow make anew what they need."""
+    with za.KVCache(device, SMALL, 1, 64, "f16", 16) as cache:
+        twin = Twin(za.Attention(cache))
+        twin.append(40)
+        for n in itertools.count():
+            twin.look()
+            twin.look(2)
+            interrupter = Interrupter(files("decode"), n)
+            with suppress(KeyboardInterrupt):
+                interrupter.run(twin.attention.close)
+            if not interrupter.raised:
+                break
+        assert n > 50
 
 
 @of_dispatchers

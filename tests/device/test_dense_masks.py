@@ -213,11 +213,18 @@ def test_masks_that_are_sliced_in_another_way_are_ordinary_tensors() -> None:
     assert dense[:, :, -1:, :].shape == (2, 1, 1, 4) and not hasattr(dense[:, :, -1:, :], "zinc")
 
 
+def with_value(value: float) -> Any:
+    mask = causal(3, 3).float()
+    mask[0, 0, 1, 1] = value
+    return mask
+
+
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "heads": (causal(3, 3) & torch.arange(4)[:, None, None].bool(), errors.UnsupportedError, "heads"),
     "dtype": (causal(3, 3).long(), errors.DTypeError, "got a 4-D mask of torch.int64, expected bool, float32"),
-    "NaN": (torch.full((1, 1, 3, 3), torch.nan), errors.ValueRangeError, "got a NaN, "),
-    "magnitude": (torch.full((1, 1, 3, 3), -1e30), errors.ValueRangeError, "or a magnitude beyond 2"),
+    "NaN": (with_value(torch.nan), errors.ValueRangeError, "got a NaN, "),
+    "infinity": (with_value(torch.inf), errors.ValueRangeError, "got a NaN, "),
+    "magnitude": (with_value(-1e30), errors.ValueRangeError, "or a magnitude beyond 2"),
     "rows": (causal(2, 3), errors.ShapeError, r"1 batch rows, 2 rows and 3 keys, expected 1, 3 and 3, or the last of"),
     "keys": (causal(3, 4), errors.ShapeError, "3 rows and 4 keys"),
     "few keys": (causal(3, 3)[..., 1:], errors.ShapeError, "at least the 3 new ones"),

@@ -78,7 +78,10 @@ CASES = {
         "k=k[:0], v=v[:0]": EARLY.format(1, 0, 1),
         "q=np.ones((4, 600), 'f'), k=np.ones((10, 2, 600), 'f')": "AttnShape.head_dim: got 600, "
         "expected an int from 1 to 576",
-        "window=0": "window: got 0, expected an int from 1 to 4611686018427387904",
+        **{f"window={x}": f"window: got {x}, expected an int from 1 to 4611686018427387904" for x in (0, 1 << 63)},
+        "window=2.5": "window: got 2.5, expected an int",
+        "softcap='high'": "softcap: got 'high', expected a number from 2**-40 to 2**60, or None for no cap",
+        "scale='abc'": "scale: got 'abc', " + MAGNITUDE,
         "scale=[1]": "scale: got [1], " + MAGNITUDE,
         "scale=np.array([1, 2])": "scale: got array([1, 2]), expected a single number, a " + MAGNITUDE[11:],
         "num_splits=0": "num_splits: got 0, expected an int of at least 1",
@@ -94,7 +97,10 @@ CASES = {
     },
     ValueRangeError: {
         "q=np.full_like(q, 2.0**55), k=np.full_like(k, 2.0**55)": TOO_LARGE,
-        "softcap=0.0": "softcap: got 0, expected a number from 2**-40 to 2**60, or None for no cap",
+        **{
+            f"softcap=float('{x}')": f"softcap: got {x}, expected a number from 2**-40 to 2**60, or None for no cap"
+            for x in ("0", "nan")
+        },
         "sinks=np.full(4, np.inf)": "sinks[0]: got inf, expected a finite value of at most 2**60",
         "alibi=np.full(4, np.nan)": "alibi: got a NaN, an infinity or a magnitude beyond 2**60, expected none",
         **{

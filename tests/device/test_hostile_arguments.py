@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hostile import Make, closing, walk
+from hostile import Make, closing, parameters, walk
 from support import differing
 
 import zinc_attn as za
@@ -118,6 +118,41 @@ WITHOUT_A_DEVICE: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "export.export": (export.export, {"directory": "made", "attn_shapes": ()}),
     "export.load_manifest": (export.load_manifest, {"path": "made"}),
 }
+
+
+OF_THE_PACKAGE = {  # methods that only other modules call; "": a class that users do not make, or a ShardedKVCache does
+    "Attention": ("replan", "window_of"),
+    "Device": ("", "arithmetic_constant", "attends_by_units", "dispatch", "kernel"),
+    "DeviceInfo": ("",),
+    "KVCache": ("check_sequence", "read_rows"),
+    "PendingAttention": ("",),
+    "Ranks": ("", "agree", "exchange", "fail", "full", "leave"),
+    "Sequence": ("", "retract", "table"),
+    "ShardedKVCache": ("keep_rows", "make_shard"),
+    "ShardedSequence": ("", "nodes", "positions_on", "tokens"),
+}
+
+
+def public_callables() -> Iterator[str]:
+    """Functions, constructors and methods with parameters in ``za`` and ``reference``; exceptions have none."""
+    for module, prefix in ((za, ""), (reference, "reference.")):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not callable(thing) or (prefix and thing is getattr(za, name, None)):
+                continue
+            is_class = isinstance(thing, type) and not issubclass(thing, BaseException)
+            if is_class or (not isinstance(thing, type) and parameters(thing)):
+                yield prefix + name
+            for method in vars(thing) if is_class else ():
+                member = getattr(thing, method)
+                if (method == "__call__" or method[0] != "_") and callable(member) and {*parameters(member)} - {"self"}:
+                    yield f"{name}.{method}"
+
+
+def test_every_public_callable_is_in_a_table() -> None:
+    left_out = {f"{owner}.{name}".rstrip(".") for owner, names in OF_THE_PACKAGE.items() for name in names}
+    walked = {name for name in (*ON_DEVICE, *WITHOUT_A_DEVICE) if not name.startswith("export.")}
+    assert {*public_callables()} == walked | left_out
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_DEVICE)

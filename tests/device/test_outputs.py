@@ -78,6 +78,7 @@ def test_a_batch_and_a_prompt_of_several_submissions(device, rng, monkeypatch):
             call()
         assert len(attended) > 3 and not any(map(len, sequences)) and all(np.all(x == 7) for x in (*outs, *lses))
         got = call()
+        assert attn.keys_read == 300 + 2 * 300 - 1 + sum(range(201, 301))  # of all submissions; none is shared
     assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
     for one, *found in zip(q, outs, lses, strict=True):
         same(found, reference.emulate(one, k, v))

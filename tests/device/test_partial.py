@@ -29,6 +29,9 @@ def test_what_cannot_be_folded(device: za.Device) -> None:
         for parts, text in (
             ([], "partial states: got none"),
             ([a, c], r"partial states: node 1 is missing \(1 in all\), expected every node from 0 to 2"),
+            ([c], r"partial states: node 0 is missing \(2 in all\)"),
+            ([attn.partial(q, seq, 0, within=(1, 1))], r"partial states: node 0 is missing \(3 in all\)"),
+            ([replace(a, span=(0, 1 << 15))], r"partial states: node 1 is missing \(32767 in all\)"),
             ([a, b, c, b], "partial states: got node 1 more than once"),
             *(([a, b, other], "partial states: got parts of different calls") for other in foreign),
         ):
@@ -62,7 +65,7 @@ def small_state(**changes: Any) -> PartialState:
 
 
 def test_no_damaged_byte_is_accepted() -> None:
-    """Every byte, changed in each bit and to white space; and lengths that do not fit. Others read safetensors."""
+    """Every byte, changed in each bit and to white space; and lengths that do not fit."""
     state = small_state()
     data = state.to_bytes()
     back = PartialState.from_bytes(bytearray(data))
@@ -75,7 +78,11 @@ def test_no_damaged_byte_is_accepted() -> None:
     for wrong in (b"", data[:7], data[:8], data[:-1], data + b"\0", data * 2, b"\xff" * 8 + data[8:], "text", None):
         with pytest.raises(PartialStateError, match=r"^partial state: got "):
             PartialState.from_bytes(wrong)  # type: ignore[arg-type]
-    tensors = pytest.importorskip("safetensors.numpy").load(data)
+
+
+def test_other_readers_of_safetensors_find_the_arrays() -> None:
+    state = small_state()
+    tensors = pytest.importorskip("safetensors.numpy").load(state.to_bytes())
     assert tensors.keys() == {"nodes", "m", "l", "o", "sinks"}
     assert all(np.array_equal(array, getattr(state, name)) for name, array in tensors.items())
 
@@ -89,6 +96,7 @@ def test_no_damaged_byte_is_accepted() -> None:
         ({"span": (3, 10**30)}, r"[\d,]+ bytes that do not hold one \(got '10+', expected a number of at most 19"),
         ({"span": (6, 3)}, r"span \(6, 3\), expected"),
         ({"sinks": np.array([np.nan, 0], np.float32)}, r"sinks \[nan, 0.0\], expected at most 2\*\*61$"),
+        ({"sinks": np.array([0, -np.inf], np.float32)}, r"sinks \[0.0, -inf\], expected"),
         ({"sinks": np.zeros(3, np.float32)}, r"sinks \(3,\), expected \(2,\), one per head$"),
         ({x: small_state().__dict__[x][:0] for x in "mlo"}, r"o \(0, 2, 2, 3\), expected at least one query row"),
         ({x: small_state().__dict__[x][:, :, :0] for x in "mlo"} | {"sinks": None}, r"o \(2, 2, 0, 3\), expected at"),

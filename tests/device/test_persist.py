@@ -132,9 +132,11 @@ def resummed(data: bytes) -> bytes:
     return meta(sha256=hashlib.sha256(data[size:]).hexdigest())(data)
 
 
+NOTHING = {"dtype": "U32", "data_offsets": [33 * 512 * 2] * 2}  # a tensor of no bytes, behind two layers
 CUT = "truncated, or not a safetensors file: *"
 DTYPE, NUM_LAYERS = "dtype: got q8_0, expected f16, the cache's", "num_layers: got 3, expected 2, the cache's"
 DAMAGED = {  # what is done to a file, and what is said; a star stands for any text; test_partial.py has more headers
+    "empty": (lambda data: b"", CUT),
     "header cut": (lambda data: data[:100], CUT),
     "data cut": (lambda data: data[:-4], CUT),
     "foreign": (
@@ -152,6 +154,10 @@ DAMAGED = {  # what is done to a file, and what is said; a star stands for any t
     "tensors": (
         lambda data: with_header(data, lambda header: header.update({"layer.2": header.pop("layer.1")})),
         "got tensors ['layer.0', 'layer.2'], expected ['layer.0', 'layer.1']",
+    ),
+    "more tensors": (
+        lambda data: with_header(data, lambda header: header.update({"layer.2": {**NOTHING, "shape": [0, 2, 64]}})),
+        "got tensors ['layer.0', 'layer.1', 'layer.2'], expected ['layer.0', 'layer.1']",
     ),
     "bit flip": (lambda data: data[:-1000] + bytes([data[-1000] ^ 1]) + data[-999:], "sha256 of the data: got *"),
     "NaN": (resummed, "layer.0: a value that no cache stores in tokens 0 to 32; the file is damaged"),

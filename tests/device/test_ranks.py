@@ -63,6 +63,9 @@ cache = make(8, 5)
 attn, seq = za.ShardedAttention(cache), cache.new_sequence()
 for at, n in ((0, 2500), (2500, 1), (2501, 499)):
     right(seq, np.arange(at + n), attn(q, seq, 0, k[at:at + n], v[at:at + n]))
+assert attn.sent_bytes == sum(
+    4 * 6 * 66 * int(np.sum(cache.owners[: -(-n // 512)] == comm.rank)) for n in (2500, 2501, 3000)
+)
 print("equal", file=file)
 file.close()
 """

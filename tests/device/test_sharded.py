@@ -56,14 +56,22 @@ def test_the_bits_of_one_device(devices: list[za.Device], dtype: str, some: dict
 
 def test_results_go_to_arrays_of_the_caller(device: za.Device, rng: np.random.Generator) -> None:
     k, v = rng.standard_normal((2, 600, 2, 64), np.float32)
-    q, out, lse = rng.standard_normal((3, 6, 64), np.float32), np.zeros((3, 6, 64), np.float32), np.zeros((3, 6), "f")
+    q = [rng.standard_normal((n, 6, 64), np.float32) for n in (1, 3)]
+    outs, lses = [np.zeros_like(x) for x in q], [np.zeros(x.shape[:2], np.float32) for x in q]
     with za.ShardedKVCache([device] * 2, SHAPE, 1, 2048, "f32") as cache:
-        attn, seq = za.ShardedAttention(cache), cache.new_sequence()
-        with pytest.raises(ArgumentError, match=r"^q: got 3 rows for 2 keys, 1 of them before the first key, "):
-            attn(q, seq, 0, k[:2], v[:2], out=out, lse=lse)
-        assert not out.any() and not lse.any() and not len(seq)
-        assert attn(q, seq, 0, k, v, out=out, lse=lse) is out
-        same((out, lse), reference.emulate(q, k, v))
+        attn, seqs = za.ShardedAttention(cache), [cache.new_sequence() for _ in q]
+        for arrays, n, text in (
+            ({"out": outs[:1]}, 600, "out: "),
+            ({"out": outs, "lse": [lses[0], lses[0]]}, 600, "lse: "),
+            ({"out": outs, "lse": lses}, 2, "q: got 3 rows for 2 keys, 1 of them before the first key, "),
+        ):
+            with pytest.raises(ArgumentError, match=f"^{text}"):
+                attn(q, seqs, 0, [k, k[:n]], [v, v[:n]], **arrays)
+            assert not any(x.any() for x in (*outs, *lses)) and not any(map(len, seqs))
+        got = attn(q, seqs, 0, [k, k[:2]], [v, v[:2]], return_lse=True, out=outs, lse=lses, allow_empty=True)
+        assert all(a is b for a, b in zip((*got[0], *got[1]), (*outs, *lses), strict=True))
+        for i, n in enumerate((600, 2)):
+            same((outs[i], lses[i]), reference.emulate(q[i], k[:n], v[:n]))
 
 
 @contextmanager
@@ -152,16 +160,26 @@ def test_rows_that_come_to_another_shard_count_there(device: za.Device, rng: np.
         same(attn(q, seq, 0, return_lse=True), reference.emulate(q, k[7:8], k[7:8]))
 
 
-def test_a_fold_of_more_states_than_a_submission_takes(device: za.Device, rng: np.random.Generator) -> None:
-    k, q = rng.standard_normal((1100, 2, 64), np.float32), rng.standard_normal((22, 6, 64), np.float32)
+def test_a_fold_keeps_its_buffers_until_it_is_closed(
+    device: za.Device, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of about as many rows share them; a call may have more states than a submission takes."""
+    k, q = rng.standard_normal((1100, 2, 64), np.float32), rng.standard_normal((30, 6, 64), np.float32)
     sinks = rng.standard_normal(6, np.float32)
     with filled(device, SHAPE, k, k, "f32") as (cache, seq):
-        state, fold = za.Attention(cache, sinks=sinks).partial(q, seq, 0), za.Fold(device, SHAPE)
-        fold.max_states = 7  # of 66
-        same(fold([state]), reference.emulate(q, k, k, sinks=sinks))
+        attn, fold = za.Attention(cache, sinks=sinks), za.Fold(device, SHAPE)
+        states = [attn.partial(q[:n], seq, 0) for n in (30, 27)]
+        wants = [reference.emulate(q[:n], k, k, sinks=sinks) for n in (30, 27)]
+        same(fold(states[:1]), wants[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(device.runtime, "buffer", lambda *_: pytest.fail("made again"))
+            same(fold(states[1:]), wants[1])
+        fold.max_states = 7  # of 90
+        same(fold(states[:1]), wants[0])
         fold.close()
+        assert not fold._workspaces
     with pytest.raises(ClosedError, match=r"^Fold: used after close\(\)$"):
-        fold([state])
+        fold(states)
 
 
 # --- refusals and failures ----------------------------------------------------------------------------------
@@ -198,7 +216,7 @@ def test_the_layers_advance_together(device: za.Device) -> None:
 
 def test_a_failed_keep_leaves_nodes_shared(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     k = np.ones((4096, 2, 64), np.float16)
-    with za.ShardedKVCache([device, device], SHAPE, 1, 8192, weights=[1.0, 1.0]) as cache:
+    with za.ShardedKVCache([device, device], SHAPE, 1, 8192, weights=np.ones(2)) as cache:  # type: ignore[arg-type]
         seq = cache.new_sequence()
         cache.append(seq, 0, k, k)
         twin, free = seq.fork(), cache.free_tokens
@@ -240,7 +258,8 @@ def test_refusals(device: za.Device) -> None:
         nan = k.copy()
         nan[600, 1, 3] = np.nan
         assert repr(seq) == "ShardedSequence(serial=0, 0 tokens)"
-        assert repr(cache).startswith("ShardedKVCache(6/2/64, f16, 1 layers, capacity=600 tokens, 1 shards: [KVCache(")
+        text = f"ShardedKVCache(6/2/64, f16, 1 layers, capacity=600 tokens, 1 shards: {[*cache.shards.values()]})"
+        assert repr(cache) == text
         assert (cache.capacity, cache.free_tokens, cache.nbytes) == (600, 1024, 1024 * SHAPE.kv_bytes_per_token("f16"))
         beyond = r"got 1,100 tokens at length 0, expected at most 1,024 \(capacity = 600, in whole nodes of 512\); t"
         for keys, values, error, text in (

@@ -82,9 +82,11 @@ def test_hostile_arguments(device: za.Device) -> None:
         ]
         for call in table:
             assert walk(lambda call=call: call) == [], call[0]  # type: ignore[misc]
-        for value in (-1.0, float("nan"), 2):
+        for value in (-1.0, 0.5, float("nan"), 2):
             with pytest.raises(errors.ValueRangeError, match=r"^attention_mask\[0, 0\]: got .*, expected 0"):
                 hf.attention_mask(1, 1, 1, attention_mask=torch.tensor([[value]]))
+        with pytest.raises(errors.ArgumentError, match=r"^beam_idx: got .*0\.5.*, expected an int"):
+            cache.reorder_cache(torch.tensor([0.5]))
 
 
 def test_a_model_that_computes_with_keys_itself_is_told_so(device: za.Device) -> None:
