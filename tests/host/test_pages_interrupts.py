@@ -77,7 +77,7 @@ def test_an_interrupt_at_any_bytecode_leaves_a_call_done_or_not_done(name: str) 
         if name == "behind an interrupted commit":  # which was made, and whose end did not come
             change = Append(seq, 1, 7)
             seq.prepare(State(change.place.table, change.place.lengths, False, NO_ROWS, False), change.mark)
-            change.mark.made = True
+            change.mark.done = True
         return [seq, fork]
 
     def seen(seqs: list[SequencePages]) -> Any:
