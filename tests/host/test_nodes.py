@@ -20,6 +20,7 @@ from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.distributed.nodes import NodeAllocator, deal
+from zinc_attn.errors import ArgumentError
 
 
 class Owner:
@@ -31,6 +32,9 @@ def test_dealing_keeps_the_shares():
     for n in range(1, 1000, 37):
         counts = np.bincount(owners[:n], minlength=3)
         assert np.all(np.abs(counts - n * np.array([3, 1, 4]) / 8) <= 1.5)
+    for bad in ([], [1.0, 0.0], [float("nan")], [2.0**513]):
+        with pytest.raises(ArgumentError, match=r"^weights: got .*, expected positive numbers of at most 2\*\*512"):
+            deal(5, bad)
 
 
 @pytest.mark.parametrize("seed", range(5))
