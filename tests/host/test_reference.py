@@ -80,6 +80,13 @@ def test_float64_is_the_formula():
         assert np.isclose(lse[head], scores.max() + np.log(weights.sum()), rtol=1e-14)
 
 
+def test_logits_of_200_of_either_sign():
+    """All of some heads are -200: the state of no keys, with which sums begin, is far below."""
+    q, k, v = inputs("4/2/64", 600, "extreme")
+    (out, lse), (exact, exact_lse) = ref.emulate(q, k, v), ref.attention(q, k, v)
+    assert np.abs(out - exact).max() <= 2e-5 and np.abs(lse - exact_lse).max() <= 6e-7 * np.abs(exact_lse).max()
+
+
 def test_no_key_gives_zero_and_minus_infinity():
     q, k, v = inputs("4/2/64", 0)
     for out, lse in (ref.emulate(q, k, v), ref.attention(q, k, v)):
