@@ -79,8 +79,8 @@ def test_refusal(tmp_path, config, message):
     assert str(error.value) == f"{path}: {message}; {ADVICE}"
 
 
-def test_fields_that_other_models_of_transformers_lack(tmp_path):
-    """test_model_types.py has the others, and the models that have them. A config's folder will do."""
+def test_a_window_that_is_off_and_the_size_of_v(tmp_path):
+    """Of types that test_model_types.py has with --full alone. A config's folder will do."""
     qwen_2 = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
     write(tmp_path, {**qwen_2, "sliding_window": 4096, "use_sliding_window": False})
     model = find_model(str(tmp_path))

@@ -144,6 +144,12 @@ def check(cache: HostCache, live: list[za.ShardedSequence]) -> None:
             assert list(shard.lengths) == [seq.tokens(i, n) for n in seq.lengths]
 
 
+def dropped(cache: HostCache, seq: za.ShardedSequence) -> None:
+    """A fork that dies with a node of its own, and the next call that must notice."""
+    seq.fork()
+    assert cache.free_tokens
+
+
 Action = Callable[[HostCache, za.ShardedSequence, za.ShardedSequence], object]
 ACTIONS: dict[str, Action] = {
     "append": lambda cache, seq, fork: append(cache, fork, 600, (0,)),
@@ -153,7 +159,7 @@ ACTIONS: dict[str, Action] = {
     "fork": lambda cache, seq, fork: fork.fork(),
     "new": lambda cache, seq, fork: cache.new_sequence(),
     "free": lambda cache, seq, fork: seq.free(),
-    "dropped": lambda cache, seq, fork: fork.fork() is None or cache.free_tokens,  # which must notice that it died
+    "dropped": lambda cache, seq, fork: dropped(cache, fork),
 }
 BOOKS = files("distributed/nodes.py", "distributed/sequence.py", "runtime/registry.py")
 WHERE = {name: BOOKS for name in ACTIONS} | {
