@@ -91,9 +91,10 @@ def make_inputs(shape: za.AttnShape, context: int, dtype: str, kind: str = "norm
     v = rng.standard_normal((context, shape.kv_heads, shape.head_dim), np.float32)
     if kind == "sharp":  # scores of standard deviation 8
         q *= 8
-    elif kind == "extreme":  # logits of about +-200
+    elif kind == "extreme":  # logits of about +-200, of the second KV head -200 alone
         q[:] = np.sqrt(shape.head_dim) * 200 / shape.head_dim
         k[:] = np.where(rng.random(k.shape[:2]) < 0.5, 1.0, -1.0)[..., None]
+        k[:, 1:2] = -1.0
     elif kind == "equal":
         k[:] = k[:1]
     elif kind == "zeros":

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support import raising
 from tiny_models import prompt
 from zinc_models import cache_of, equal, generate, model_of, padded, torch
 
 import zinc_attn as za
 from zinc_attn import errors
+from zinc_attn.cache.sequence import Sequence
 
 NATIVE = True
 ONE_DISPATCHER = True
@@ -125,6 +127,23 @@ def test_a_step_that_lost_tokens_from_before_it_says_so(device: za.Device) -> No
             generate(model, ids[:1], cache=cache, **beams)
         assert cache.get_seq_length() == 0 and cache.batch_size == -1
         assert torch.equal(generate(model, ids[:1], cache=cache, **beams)[0], tokens)
+
+
+def test_rows_are_selected_all_or_none(device: za.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have a sequence for each shape of layers; the interrupt comes when the first shape's are forked."""
+    forks = [raising(KeyboardInterrupt), *[Sequence.fork] * 3]
+
+    def fork(sequence: Sequence) -> Sequence:
+        return forks.pop()(sequence)
+
+    model = model_of("gemma4")
+    with cache_of(model, device, max_batch=3) as cache:
+        model(prompt(12, batch=2), cache=cache)
+        before = cache.sequences
+        monkeypatch.setattr(Sequence, "fork", fork)
+        with pytest.raises(KeyboardInterrupt):
+            cache.batch_select_indices([1, 1, 1])
+        assert cache.sequences == before and not any(each.pool.counts().extra for each in cache.caches)
 
 
 @pytest.mark.parametrize("name", ("qwen3_5", "falcon_h1", "lfm2"))

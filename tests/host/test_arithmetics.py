@@ -45,6 +45,10 @@ def test_one_rounding(rng, case):
     want = [nearest(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in triples]
     got = products.fma(a, b, c)
     assert np.array_equal(got, np.array(want, np.float32)), np.flatnonzero(got != want)[:5]
+    if case == "what a device is asked":  # whose sums are not subnormal: the oracle adds those in place
+        adder = products.FusedProducts(c.shape)
+        adder.add(c, adder.factors(a), adder.factors(b))
+        assert np.array_equal(c, got)
 
 
 def test_tiny_values_lose_no_bit_to_a_driver_that_flushes(rng):
@@ -119,9 +123,10 @@ def test_the_error_is_that_of_twelve_bits(rng, dtype):
 def test_what_is_refused(rng):
     q, (k, v) = rng.standard_normal((1, 64), dtype=np.float32), rng.standard_normal((2, 9, 1, 64), dtype=np.float32)
     held, scales = stored(k, v, "q8_0"), stored_scales(k, v, "q8_0")
+    other_shape = r"k_scales: got shape \(9, 1, 1\), expected \(9, 1, 2\)"
     for change, error, message in (
         ({"v_scales": None}, ArgumentError, "v_scales: got None, expected the scales of the blocks of v's cache"),
-        ({"k_scales": scales["k_scales"][:, :, :1]}, ShapeError, r"k_scales: got shape \(9, 1, 1\), expected \(9"),
+        ({"k_scales": scales["k_scales"][:, :, :1]}, ShapeError, other_shape),
         ({"k_scales": scales["k_scales"] / 2}, ValueRangeError, "k: got values that are no integers of at most 128"),
     ):
         with pytest.raises(error, match=message):

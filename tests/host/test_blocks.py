@@ -179,6 +179,7 @@ def test_rows_that_are_no_numbers(monkeypatch, name, value, piece):
         ("fp8_e4m3", 0.0, None, errors.ValueRangeError, "k_scale: got 0, expected a scale from"),
         ("fp8_e4m3", 1.0, float("nan"), errors.ValueRangeError, "v_scale: got nan, expected a scale from"),
         ("fp8_e4m3", [[1.0, 1e300], [1, 1], [1, 1], [1, 1]], None, errors.ValueRangeError, r"k_scale\[0, 1\]: got 1e"),
+        ("fp8_e4m3", "1", None, errors.ArgumentError, "k_scale: got dtype <U1, expected numbers"),
     ],
 )
 def test_head_scales_that_are_refused(dtype, k_scale, v_scale, error, text):

@@ -59,8 +59,10 @@ def test_missing_and_stale_shaders_are_compiled(hook, tmp_path, kind):
 
 def test_without_a_compiler_stale_shaders_are_packed_with_a_warning_and_never_run(hook, tmp_path):
     """And missing ones are an error."""
-    with pytest.raises(RuntimeError, match=r"^zinc_attn/spirv is missing or .* no glslangVal.* install glslang-tools"):
-        hook.initialize("standard", {})
+    text = r"^zinc_attn/spirv is missing or .* no glslangValidator .* install glslang-tools"
+    for kind in ("standard", "editable"):
+        with pytest.raises(RuntimeError, match=text):
+            hook.initialize(kind, {})
     built = tmp_path / "zinc_attn/spirv/build.json"
     built.parent.mkdir()
     built.touch()

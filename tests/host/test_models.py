@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from zinc_attn.errors import ArgumentError
-from zinc_attn.tools.models import _KINDS, PRESETS, from_config, slug
+from zinc_attn.tools.models import _KINDS, PRESETS, find_model, from_config, slug
 
 QWEN_NEXT = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "num_hidden_layers": 40}
 WINDOWED = ["sliding_attention", "full_attention"] * 12
@@ -79,7 +79,17 @@ def test_refusal(tmp_path, config, message):
     assert str(error.value) == f"{path}: {message}; {ADVICE}"
 
 
+def test_a_window_that_is_off_and_the_size_of_v(tmp_path):
+    """Of types that test_model_types.py has with --full alone. A config's folder will do."""
+    qwen_2 = {"num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584, "num_hidden_layers": 28}
+    write(tmp_path, {**qwen_2, "sliding_window": 4096, "use_sliding_window": False})
+    model = find_model(str(tmp_path))
+    assert (str(model.shape), model.attention_layers, model.windowed_layers) == ("28/4/128", 28, 0)
+    assert str(from_config(write(tmp_path, {**LLAMA, "v_head_dim": 96})).shape) == "32/8/128/96"
+
+
 PUBLISHED = {  # KiB of float16 K and V per token
+    **{"gemma-3-27b": 80, "codellama-34b": 192, "smollm2-135m": 22.5, "mimo-v2-flash": 22.5},
     **{"qwen3.6-35b-a3b": 20, "qwen3-30b-a3b": 96, "qwen3-8b": 144, "qwen3.8-27b": 64, "llama-3.1-8b": 128},
     **{"glm-4.7-flash": 940, "glm-4.7-flash-latent": 52.875, "deepseek-v3": 4880, "deepseek-v3-latent": 68.625},
     **{"kimi-k2": 2440, "kimi-k2-latent": 68.625, "mistral-small-4": 576, "mistral-small-4-latent": 22.5},
@@ -88,6 +98,7 @@ PUBLISHED = {  # KiB of float16 K and V per token
 
 def test_presets(tmp_path):
     assert all(slug(name) == name == model.name for name, model in PRESETS.items())
+    assert find_model("Qwen3-8B") is PRESETS["qwen3-8b"]
     assert (slug("llvmpipe (LLVM 15.0.6, 256 bits)"), slug("///")) == ("llvmpipe-llvm-15.0.6-256-bits", "model")
     for model, kib in ((PRESETS[name], kib) for name, kib in PUBLISHED.items()):
         assert model.attention_layers * model.shape.kv_bytes_per_token("f16") == kib * 1024, model.name

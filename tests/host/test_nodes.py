@@ -20,6 +20,7 @@ from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.sequence_pages import SequencePages
 from zinc_attn.cache.transaction import Transaction
 from zinc_attn.distributed.nodes import NodeAllocator, deal
+from zinc_attn.errors import ArgumentError
 
 
 class Owner:
@@ -31,6 +32,9 @@ def test_dealing_keeps_the_shares():
     for n in range(1, 1000, 37):
         counts = np.bincount(owners[:n], minlength=3)
         assert np.all(np.abs(counts - n * np.array([3, 1, 4]) / 8) <= 1.5)
+    for bad in ([], [1.0, 0.0], [float("nan")], [2.0**513]):
+        with pytest.raises(ArgumentError, match=r"^weights: got .*, expected positive numbers of at most 2\*\*512"):
+            deal(5, bad)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -140,6 +144,12 @@ def check(cache: HostCache, live: list[za.ShardedSequence]) -> None:
             assert list(shard.lengths) == [seq.tokens(i, n) for n in seq.lengths]
 
 
+def dropped(cache: HostCache, seq: za.ShardedSequence) -> None:
+    """A fork that dies with a node of its own, and the next call that must notice."""
+    seq.fork()
+    assert cache.free_tokens
+
+
 Action = Callable[[HostCache, za.ShardedSequence, za.ShardedSequence], object]
 ACTIONS: dict[str, Action] = {
     "append": lambda cache, seq, fork: append(cache, fork, 600, (0,)),
@@ -149,7 +159,7 @@ ACTIONS: dict[str, Action] = {
     "fork": lambda cache, seq, fork: fork.fork(),
     "new": lambda cache, seq, fork: cache.new_sequence(),
     "free": lambda cache, seq, fork: seq.free(),
-    "dropped": lambda cache, seq, fork: fork.fork() is None or cache.free_tokens,  # which must notice that it died
+    "dropped": lambda cache, seq, fork: dropped(cache, fork),
 }
 BOOKS = files("distributed/nodes.py", "distributed/sequence.py", "runtime/registry.py")
 WHERE = {name: BOOKS for name in ACTIONS} | {

@@ -80,14 +80,19 @@ def test_a_refusal_says_what_to_do_and_changes_nothing(
 
 
 def test_an_append_whose_page_is_shared_is_not_undone() -> None:
-    seq = SequencePages(PagePool(3, 16), 1)
+    seq = SequencePages(PagePool(8, 16), 1)
     append(seq, 20)
     fork = seq.fork()
+    append(seq, 20)  # on a copy of the page that was not full
     with pytest.raises(
-        StepError, match=r"^retract: layer 0 has length 20 and shares pages with another sequence from "
+        StepError, match=r"^retract: layer 0 has length 40 and shares pages with another sequence from token 15 on, "
     ):
-        seq.retract(0, 5)  # its next rows would go to the fork's page
-    check_counts(seq.pool, [seq, fork])
+        seq.retract(0, 15)  # its next row would go to the fork's first page
+    seq.retract(0, 16)
+    fork.free()
+    seq.retract(0, 15)
+    assert (seq.lengths, len(seq.table)) == ([15], 1)
+    check_counts(seq.pool, [seq])
 
 
 def test_what_was_collected_unnoticed_gives_its_pages_to_what_is_made_next() -> None:
@@ -126,3 +131,11 @@ def test_a_sequence_with_an_open_reservation_and_a_freed_one_refuse() -> None:
         with pytest.raises(ClosedError, match=r"^transaction: "):
             call()
     check_counts(pool, [seq, other, third])
+
+
+def test_a_pool_names_the_argument_that_is_wrong() -> None:
+    with pytest.raises(ArgumentError, match=r"^page_size: got 131072, expected an int from 1 to 65536$"):
+        PagePool(4, 1 << 17)
+    for ids in ([0, 2, 2], [0, 1]):
+        with pytest.raises(ArgumentError, match=rf"^order: got {len(ids)} ids, expected each of 0 to 2 exactly once$"):
+            PagePool(3, 16, ids)

@@ -14,6 +14,7 @@ from zinc_attn.cache.pages import PagePool
 from zinc_attn.cache.rows import NO_ROWS
 from zinc_attn.cache.sequence_pages import SequencePages, State
 from zinc_attn.cache.transaction import Transaction
+from zinc_attn.runtime.registry import Keeper, Registry
 
 WHERE = files("cache/pages.py", "cache/sequence_pages.py", "cache/transaction.py", "runtime/registry.py")
 
@@ -120,3 +121,20 @@ def test_callbacks_are_methods_of_c():
                 if name == "ref" or name.endswith("Tie"):
                     called.add(getattr(node.args[1], "attr", path))
     assert called == {"append", "pop"}
+
+
+class Thing:
+    """Something that dies."""
+
+
+def test_what_is_kept_goes_with_what_needs_it():
+    keeper, registry, item, needed = Keeper(), Registry[Thing](), Thing(), Thing()
+    for thing in (item, needed):
+        registry.add(thing)
+    keeper.keep(item, needed)
+    del thing, needed
+    assert len([*registry]) == 2
+    del item
+    assert not [*registry] and not keeper._kept
+    registry.purge()
+    assert not registry._references and not registry.dead

@@ -102,12 +102,14 @@ KEYS = "expected a dict of q_heads, kv_heads and head_dim"
 CHANGES = (
     ({"version": 3}, "got version 3, expected 4"),
     ({"boundaries": [0, 7]}, "expected ascending key positions from begin = 0 to context_len = 1000"),
+    ({"boundaries": [0, 1024, 1000]}, "expected ascending key positions"),
     ({"boundaries": [0, 700, 1000]}, "and between them multiples of 512"),
     ({"shape": QWEN_DICT | {"v_head_dim": 128}}, f"{KEYS}, and of v_head_dim and latent where V is not like K"),
     (
         {"shape": QWEN_DICT | {"v_head_dim": 257, "latent": True}},
         "v_head_dim: got 257, expected at most head_dim = 256",
     ),
+    ({"shape": QWEN_DICT | {"v_head_dim": None, "latent": False}}, "AttnShape.v_head_dim: got None, expected an int"),
     ({"surprise": 1}, "expected ['begin', 'boundaries'"),
 )
 

@@ -108,6 +108,10 @@ def test_a_device_that_cannot_attend(change, refusal):
             VulkanRuntime(replace(GPU, refusal=refusal))
 
 
+def test_vendors_have_names():
+    assert [machine.vendor_name(number) for number in (0x1002, 0x10005, 0xABC)] == ["AMD", "Mesa", "0x0ABC"]
+
+
 def test_subgroups_of_a_host_are_no_waves():
     """Nobody has asked a host's driver for them: one that says 32 may run fewer. A CPU's are what they are."""
     assert not replace(GPU, subgroup_size=32).with_own_subgroups().wave_subgroups

@@ -9,7 +9,7 @@ from support import FULL, make_inputs, same
 import zinc_attn as za
 from zinc_attn import AttnShape
 from zinc_attn import reference as ref
-from zinc_attn.errors import ShapeError, ValueRangeError
+from zinc_attn.errors import DTypeError, ShapeError, ValueRangeError
 from zinc_attn.planning.arithmetic import EXACT
 
 SHAPES = "16/2/256 32/4/128 64/8/64 9/3/64 8/2/80 7/1/112 10/2/192 5/1/512"  # test_grid.py has the others
@@ -78,6 +78,13 @@ def test_float64_is_the_formula():
         weights = np.exp(scores - scores.max())
         assert np.allclose(out[head], weights @ v[:, head // 3] / weights.sum(), rtol=1e-12)
         assert np.isclose(lse[head], scores.max() + np.log(weights.sum()), rtol=1e-14)
+
+
+def test_logits_of_200_of_either_sign():
+    """All of some heads are -200: the state of no keys, with which sums begin, is far below."""
+    q, k, v = inputs("4/2/64", 600, "extreme")
+    (out, lse), (exact, exact_lse) = ref.emulate(q, k, v), ref.attention(q, k, v)
+    assert np.abs(out - exact).max() <= 2e-5 and np.abs(lse - exact_lse).max() <= 6e-7 * np.abs(exact_lse).max()
 
 
 def test_no_key_gives_zero_and_minus_infinity():
@@ -155,3 +162,8 @@ def test_states_that_do_not_fit(shapes, error, message):
     with pytest.raises(error) as caught:
         call(*map(np.zeros, shapes))
     assert str(caught.value) == message
+
+
+def test_integers_are_no_states():
+    with pytest.raises(DTypeError, match=r"^v: got dtype int64, expected float16, float32, float64 or bfloat16$"):
+        za.merge_states(np.zeros((1, 2, 3, 4), int), np.zeros((1, 2, 3)))

@@ -94,7 +94,7 @@ REFUSED = {
         f"check --cases '4/2/64 f16 8,{text}'": f"cases: got '{text}', {CASES}"
         for text in ("", "4/2/64 f16", *(f"4/2/64 f16 9 {word}" for word in WRONG_WORDS))
     },
-    f"{SWEEP} --weights-ms nan": "weights_ms: got nan, expected milliseconds of at least 0",
+    **{f"{SWEEP} --weights-ms {x}": f"weights_ms: got {x}, expected milliseconds of at least 0" for x in ("nan", -1)},
     f"{SWEEP} --card r9700 --batch 2": "card: got --batch above 1 or --arithmetic integer or matrix, which "
     "sweep does not model",
     f"{SWEEP} --beside {RECORD}": f"{RECORD}: cannot be read: it is not JSON: Expecting property name enclosed in "
@@ -103,6 +103,7 @@ REFUSED = {
     "bench --against torch,jax": "against: got 'jax', expected some of torch, numpy",
     "bench --model none": f"model: got 'none', expected a path to a config.json or one of {', '.join(PRESETS)}",
     "export made --page-size 0": "page_size: got 0, expected an int from 1 to 65536",
+    "export made --cu 0": f"compute_units: got 0, {COUNT}",
     "export made --shape 2/1/80/64/latent --dtype q8_0/f16": ONE_TYPE,
 }
 USAGE = {  # refused by the parser; the begin of what it says, which ends by naming the help

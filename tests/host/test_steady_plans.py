@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import support
 
-from zinc_attn.planning import call
+from zinc_attn.planning import call, growth
 from zinc_attn.planning.call import CallPlan, plan_call
 from zinc_attn.planning.growth import growth_keys
 from zinc_attn.planning.inputs import CallFacts, CallOptions, Request
@@ -170,6 +170,21 @@ def test_few_lengths_stand_for_all(short, shape, kind, units, batch, q_len, wind
     result = growth_keys(tokens, batch, q_len, options, facts, by_rule=layouts.by_rule)
     every = keys_of(range(q_len, tokens + 1, q_len), batch, q_len, options, facts)
     assert every <= result and len(result) < len(every) + 12
+
+
+def test_a_long_context_is_planned_from_few_lengths(monkeypatch):
+    """Of 2,048 leaves fewer than a tenth are planned, so that a cache is prepared in seconds."""
+    planned = set()
+
+    def noted(requests, *others):
+        planned.add(-(-requests[0].tokens // 64))
+        return plan_call(requests, *others)
+
+    monkeypatch.setattr(growth, "plan_call", noted)
+    shape = AttnShape(16, 2, 256)
+    layouts = split_rule_layouts(shape, 2)
+    growth_keys(131_072, 1, 1, CallOptions(layouts), CallFacts(support.CPU, shape, 256), by_rule=True)
+    assert {1, 2048} <= planned and len(planned) < 204
 
 
 def test_rows_before_a_cut_share_another_node_from_the_middle_of_a_leaf_on():
