@@ -451,7 +451,7 @@ def test_every_call_of_vulkan_fails_once(small, device):
 
 # The driver's compiler is four times slower there, so the cases are few without --full.
 WITHOUT_KERNELS = "no_good or overlap or null or any_size or fails_once or what_a_call or what_opening or what_scales"
-FEW_TESTS = f"not sanitizers and ({WITHOUT_KERNELS} or default and {FEW[0].split()[0]})"
+FEW_TESTS = f"not sanitizers and ({WITHOUT_KERNELS} or not_there or default and {FEW[0].split()[0]})"
 
 
 def test_calls_and_refusals_under_the_sanitizers():
