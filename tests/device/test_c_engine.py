@@ -461,6 +461,6 @@ def test_calls_and_refusals_under_the_sanitizers():
     told = {"ASAN_OPTIONS": "detect_leaks=0", "LD_PRELOAD": " ".join(preload)}
     files = [Path(__file__).with_name(f"test_c_{name}.py") for name in ("library", "engine")]
     chosen = "not sanitizers" if FULL else FEW_TESTS
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
+    command = [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", *files, "-k", chosen]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **told}, cwd=TESTS.parent)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
