@@ -389,19 +389,16 @@ def test_what_scales_refuse(scaled, opened, inputs):
 
 
 def test_a_latent_shape_has_no_v(scaled):
-    make, one, rows, table = (
-        Made(scaled.c),
-        np.ones((1, 1), np.float32),
-        np.zeros((1, 1, 64), np.float32),
-        np.zeros(1, np.uint32),
-    )
+    make, one = Made(scaled.c), np.ones((1, 1), np.float32)
+    rows, table = np.zeros((1, 1, 64), np.float32), np.zeros(1, np.uint32)
     options = Options(1, 1, 64, 32, True, DTYPES.index("fp8_e4m3"))
     attn = make("za_open", scaled.device, c.byref(options), free="za_close")
 
     def cache(*scales):
         return make("za_cache_make", attn, 1, 1, *scaled.pointers(scales), free="za_cache_free")
 
-    with pytest.raises(Failed, match="v_scales: got some for a latent shape, expected NULL; its V is part of its K"):
+    part = "v_scales: got some for a latent shape, expected NULL; its V is part of its K"
+    with pytest.raises(Failed, match=f"^invalid: {part}$"):
         cache(one, one)
     held, request, x = cache(one, None), Request(1, 1, address(table), 1), address(rows)
     call = Call(request=c.addressof(request), requests=1)
@@ -411,7 +408,7 @@ def test_a_latent_shape_has_no_v(scaled):
         (1, (), "q: got NULL, expected (1, 1, 64) floats"),
         (1, (None, None, False, x), "out: got NULL, expected (1, 1, 32) floats"),
     ):
-        with pytest.raises(Failed, match=re.escape(message)):
+        with pytest.raises(Failed, match=f"^invalid: {re.escape(message)}$"):
             make("za_run", held, 0, c.byref(call), c.byref(Data(*data)))
     make("za_run", held, 0, c.byref(Call()), c.byref(Data()))  # no requests
     make.close()
@@ -494,6 +491,15 @@ def test_what_a_cache_and_a_copy_refuse(opened):
     too_large = opened.make_cache(1000, 1 << 20)
     assert too_large.startswith("layers, pages: got 1000 and 1048576, ")
     assert too_large.endswith("make several caches of fewer layers or pages")
+
+
+@pytest.mark.parametrize("device", ["vulkan"], indirect=True, scope="session")
+def test_a_device_that_is_not_there(device):
+    """Its refusal names those that are."""
+    names = ", ".join(info.name for info in za.list_devices() if not info.native)
+    message = f"invalid: no Vulkan device matches 'none such'; the devices are {names}"
+    with pytest.raises(Failed, match=f"^{re.escape(message)}$"):
+        Made(declared(library(c_host.SHIMMED)))("za_device_open", b"none such", free="za_device_close")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import pytest
 from c_host import EMBED, NATIVE, PAGE, ROOT, STRICT, digest, needs_compiler, page_words
 from support import open_device, system_drivers
 
+from zinc_attn.kernels.declarations import HEAD_WORDS
+
 ONE_DISPATCHER = True
 # Nothing here runs the processor's kernels, whose optimization takes longer than all else that CMake builds.
 UNOPTIMIZED = "-DCMAKE_CXX_COMPILE_OBJECT=<CMAKE_CXX_COMPILER> <DEFINES> <INCLUDES> <FLAGS> -O0 -o <OBJECT> -c <SOURCE>"
@@ -74,6 +76,9 @@ def test_the_run_of_the_page(built, on, tmp_path):
     words = {step: [re.sub(r" *\d+:", "", part).split() for part in parts] for step, parts in shown.items()}
     assert [int(word, 0) for word in words[1][2]] == page_words("A call in words").tolist()
     assert [shown[step][0] for step in (1, 3, 4)] == ["", "copy of page 9 to page 8\n", ""]
+    heads = HEAD_WORDS * int(arguments[0].split("/")[0])  # whose records lie after the page table
+    tables = [words[step][part][-heads - 3 : -heads] for step, part in ((3, 2), (4, 1))]
+    assert tables == [["11", "10", "8"], ["11", "10", "9"]]
 
 
 PROJECT = """\

@@ -122,27 +122,37 @@ def test_what_every_runtime_refuses(name, device_of, best_device_index):
         def writing(buffer, data, offset=0):
             return lambda: runtime.write(buffer, data, offset)
 
-        limit = f"groups: kernel copy needs {many}, {runtime.info.name} takes at most {most}; use fewer splits or rows"
-        room = r"expected \(n,\) within a buffer of 64 words"
+        limit = f"kernel copy needs {many}, {runtime.info.name} takes at most {most}; use fewer splits or rows"
+        room, square = r"expected \(n,\) within a buffer of 64 words", words(0, 64).reshape(2, 32)
+        step, alien = r"steps\[0\]\.", r"got .*, expected a {} of this runtime"
         for call, error, text in (
-            (writing(work, np.zeros(4, np.float32)), DTypeError, "data: got float32, expected uint32 words$"),
+            (writing(work, np.zeros(4, np.float32)), DTypeError, "data: got float32, expected uint32 words"),
             (writing(work, words(0, 64), 1), ArgumentError, rf"data: got shape \(64,\) from word 1, {room}"),
-            (writing(work, words(0, 64).reshape(2, 32)), ArgumentError, r"data: got shape \(2, 32\) from word 0"),
-            (writing(work, words(0, 4), -1), ArgumentError, r"data: got shape \(4,\) from word -1"),
-            (writing(k, words(0, 4)), ArgumentError, "buffer: got a cache buffer, which the host cannot write$"),
-            (lambda: runtime.read(k), ArgumentError, "buffer: got a cache buffer, expected an output buffer$"),
+            (writing(work, square), ArgumentError, rf"data: got shape \(2, 32\) from word 0, {room}"),
+            (writing(work, words(0, 4), -1), ArgumentError, rf"data: got shape \(4,\) from word -1, {room}"),
+            (writing(k, words(0, 4)), ArgumentError, "buffer: got a cache buffer, which the host cannot write"),
+            (lambda: runtime.read(k), ArgumentError, "buffer: got a cache buffer, expected an output buffer"),
+            (lambda: runtime.read(work), ArgumentError, "buffer: got a input buffer, expected an output buffer"),
             *(
-                (lambda nbytes=nbytes: runtime.buffer(nbytes, Use.SCRATCH), ArgumentError, "nbytes: got ")
+                (
+                    lambda nbytes=nbytes: runtime.buffer(nbytes, Use.SCRATCH),
+                    ArgumentError,
+                    f"nbytes: got {nbytes}, expected an? .*",
+                )
                 for nbytes in (0, -4, 2, 4.0, True)
             ),
-            (recording(work, k), ArgumentError, r"steps\[0\]\.buffers: got 2, expected the 3 of kernel copy: "),
-            (recording(work, k, v, groups=many), LimitError, re.escape(f"steps[0].{limit}")),
-            (recording(work, k, v, groups=(1, 1, 0)), ArgumentError, r"steps\[0\]\.groups z: got 0, expected an int "),
-            (recording(work, k, elsewhere), ArgumentError, r"steps\[0\]\.buffers \w+: got .*, expected a buffer of "),
-            (recording(work, k, v, of=None), ArgumentError, r"steps\[0\]\.kernel: got None, expected a kernel of this"),
-            (lambda: runtime.run(other.record([])), ArgumentError, "recording: got .* expected a recording of this"),
+            (recording(work, k), ArgumentError, f"{step}buffers: got 2, expected the 3 of kernel copy: work, k, v"),
+            (recording(work, k, v, groups=many), LimitError, f"{step}groups: {re.escape(limit)}"),
+            (
+                recording(work, k, v, groups=(1, 1, 0)),
+                ArgumentError,
+                f"{step}groups z: got 0, expected an int of at least 1",
+            ),
+            (recording(work, k, elsewhere), ArgumentError, f"{step}buffers v: {alien.format('buffer')}"),
+            (recording(work, k, v, of=None), ArgumentError, f"{step}kernel: {alien.format('kernel')}"),
+            (lambda: runtime.run(other.record([])), ArgumentError, f"recording: {alien.format('recording')}"),
         ):
-            with pytest.raises(error, match=f"^{text}"):
+            with pytest.raises(error, match=f"^{text}$"):
                 call()
         if name != "cpu":
             with pytest.raises(ArgumentError, match=r"expected a kernel of this runtime$"):
