@@ -245,3 +245,4 @@ def test_a_norm_and_its_product_on_gfx1201(gfx1201, rng):
     spec = (1, 0, 1, 64, 1, 1, 1, 0, 0, int(np.float32(1e-6).view(np.uint32)))
     (got,) = run(gfx1201, graph.MUL_MAT_FLOAT_VEC, (w, x, a, a), (expected.size,), spec, **tensors)
     same(got, expected)
+    assert gfx1201.loads_outside == 0
