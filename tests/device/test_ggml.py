@@ -743,12 +743,8 @@ def given(back_end):
     found["L"] = back_end.tensor("q8_0", ROW, ROW, array=w), found["W"][1]  # an adapter's
     found["F"] = back_end.tensor("f16", ROW, ROW // 4, 4, array=floats), floats.astype(np.float32)
     found["G"] = back_end.tensor("f16", ROW, ROW // 4, array=floats[0]), found["F"][1][0]
-    for n in (3, 20):  # ids begin longer rows, as the first of ARGSORT's do
-        whole = rng.integers(0, 4, (n, 4)).astype(np.int32)
-        ids = back_end.view(back_end.tensor("i32", 4, n, array=whole), (2, n, 1, 1), (4, 16, 16 * n, 16 * n))
-        found[f"H{n}"] = ids, whole[None, None, :, :2]
-    integers = {"J": rng.integers(0, 9, (3, 3)), "I": np.ones((1, 1)), "P": np.arange(12).reshape(4, 3) ** 5}
-    for name, x in integers.items():
+    ids = {f"H{n}": rng.integers(0, 4, (n, 2)) for n in (3, 20)} | {"J": rng.integers(0, 9, (3, 3))}
+    for name, x in (ids | {"I": np.ones((1, 1)), "P": np.arange(12).reshape(4, 3) ** 5}).items():
         found[name] = back_end.tensor("i32", *x.shape[::-1], array=x.astype(np.int32)), x[None, None].astype(np.int32)
     x = rng.standard_normal((2, 9, 2, 64), np.float32)
     for name, values, kept in zip("KV", x, stored(*x, "f16/f16", True, False), strict=True):
