@@ -300,7 +300,7 @@ GRAPHS = FUSED | {
     "rows": "SOFT_MAX(x[40,3,3]) ALIBI(0, m[40,3]) HALVES(1)[20,3,3] ADD_ID(2, e[20,9], J)",
     "orders": "ARGSORT(x[40,3]) ASCENDING(x) TOP_5(y[4099,2])[5,2] ASCENDING(z[5000,2])",
     "orders of equal values and NaN": "ROUND(x[5000,2]) ASCENDING(0) LOG(x) ARGSORT(2) TOP_1500(2)[1500,2] ARGSORT(0)",
-    "a long order": "TOP_1500(y[70000])[1500] TOP_5(y)[5] ASCENDING(y)",
+    "a long order": "ROUND(y[70000]) TOP_1500(0)[1500] TOP_5(y)[5] ASCENDING(0)",
     "one operand": " ".join(f"{op.upper()}(x[70,3])" for op in UNARY_OPS),
     "a router by sigmoids": ROUTER,
     "a router without a gate": "ARGSORT(l[16,3]) VIEW(0)[4,3:64] RESHAPE(l)[1,16,3] GET_ROWS(2, 1)[1,4,3] "

@@ -15,7 +15,7 @@ from zinc_attn.tools.graph.model import KINDS
 
 NATIVE = True
 EXECUTED = True
-SHOWN = "q8_0", "q4_K", "bf16"  # blocks of 32, of 256, and no blocks
+SHOWN = "q8_0", "q4_K", "bf16", "f16 experts"  # blocks of 32, of 256, no blocks, and matrices that ids choose
 OPERATIONS = 116  # of both ways in which the tokens come
 LAYERS = {"gdn": 28, "kda": 28, "mamba": 20, "mamba2": 20, **dict.fromkeys(checking.CHOSEN[: 1 + FULL], 248)}
 
@@ -27,6 +27,7 @@ def test_the_oracles_bits(any_device, kind, monkeypatch):
     operations = LAYERS.get(kind, OPERATIONS + 40 * kind.endswith("experts"))
     outcome = checking.GraphOutcome(kind, checking.committed()[kind], operations, "")
     assert [*checking.check_graph(any_device, [kind])] == [outcome]
+    assert getattr(any_device.runtime, "loads_outside", 0) == 0  # gfx1201's
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SHOWN])

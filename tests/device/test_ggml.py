@@ -296,6 +296,7 @@ def mask_of(rng: Any, case: Case, order: Any) -> Any:
         shown[:] = rng.standard_normal(shown.shape)
         shown[rng.random(shown.shape) < 0.1] *= 2.0**-22  # subnormal
         shown[rng.random(shown.shape) < 0.3] = -np.inf
+        shown[:, 1] = np.where(np.isinf(shown[:, 0]), shown[:, 0], 0)  # the keys of row 0, and no bias
     if case.mask == "overlaps":  # a window, all keys, some of them, keys that go on after these, and none
         shown[:] = -np.inf
         for row, seen in enumerate((slice(6), slice(1, 7), slice(None), slice(3, 6), [4, 5, 9], [9, 10], [])):
@@ -493,6 +494,16 @@ def test_more_than_a_call_takes_is_declined(back_end, dims, cells, q_heads):
     k = Part(back_end, "f16", 1, dims, cells, 0)
     k.root = back_end.tensor("f16", dims, 9)
     assert back_end.attend(k, k, np.zeros((1, 1, q_heads, dims), np.float32)) == DECLINED
+
+
+def test_moves_of_8_bytes_that_shift_or_lie_in_another_order_are_declined(back_end):
+    """They are moved as words, of which rows are dense and shifts would be twice as many."""
+    x, y = back_end.tensor("i64", 2, 2), back_end.tensor("i64", 2, 4)
+    transposed = back_end.view(x, (2, 2, 1, 1), (16, 8, 32, 32))
+    along_1 = struct.pack("i", 1)
+    for name, sources in (("SET", (y, x)), ("PAD", (x,)), ("ROLL", (y,)), ("CONCAT", (x, transposed))):
+        assert not back_end.describe(graphs.NUMBERS.index(name), y, *sources, params=along_1), name
+    assert back_end.describe(graphs.NUMBERS.index("CONCAT"), y, x, x, params=along_1)
 
 
 def test_splits_that_are_asked_for_make_other_workgroups_and_no_other_bit(loaded, capfd, rng):

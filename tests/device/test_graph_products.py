@@ -220,14 +220,17 @@ def gfx1201():
 @pytest.mark.parametrize("kind", TYPES)
 @np.errstate(all="ignore")
 def test_types_on_gfx1201(gfx1201, kind, rng):
-    """Programs as the card gets them: a superblock's pieces ahead, waves that share superblocks, in two rounds; by
-    matrix units where the compiler offers some."""
+    """Programs as the card gets them: a superblock's pieces ahead, waves that share superblocks, in two rounds. By
+    matrix units, where the compiler offers some, tiles that rows and columns do not fill."""
     k = 768 if TYPES[kind].values == 256 else 736
     raw, x = weights(kind, (1, 1, 33, k), rng), activations((1, 1, 2, k), rng)
     expected = expected_of(kind, raw, x)
     few = graph.MUL_MAT_VEC, (2, 64, 1, 3, TYPES[kind].ahead)
-    for way in few, (graph.MUL_MAT, (32, 32, 4, 4, 64)), *units(gfx1201, kind):
+    for way in few, (graph.MUL_MAT, (32, 32, 4, 4, 64)):
         same(product(gfx1201, kind, raw, x, *way), expected)
+    for kernel, tile in units(gfx1201, kind):
+        more, columns = weights(kind, (1, 1, tile[0] + 33, k), rng), activations((1, 1, tile[1] + 35, k), rng)
+        same(product(gfx1201, kind, more, columns, kernel, tile), expected_of(kind, more, columns))
     if kind == "q4_K":
         gate, up = weights(kind, (2, 1, 1, 256, k), rng)
         y = elementwise.glu("swiglu", expected_of(kind, gate, x), expected_of(kind, up, x))
@@ -245,3 +248,4 @@ def test_a_norm_and_its_product_on_gfx1201(gfx1201, rng):
     spec = (1, 0, 1, 64, 1, 1, 1, 0, 0, int(np.float32(1e-6).view(np.uint32)))
     (got,) = run(gfx1201, graph.MUL_MAT_FLOAT_VEC, (w, x, a, a), (expected.size,), spec, **tensors)
     same(got, expected)
+    assert gfx1201.loads_outside == 0

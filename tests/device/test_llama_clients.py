@@ -99,10 +99,11 @@ def test_four_sessions_of_node_have_the_tokens_of_llama_server(node, answers):
 
 
 def test_llama_cpp_python_has_the_tokens_of_llama_server(answers):
-    done = run(
-        *(sys.executable, "-c", PYTHON, MODEL, json.dumps(PROMPTS)), LLAMA_CPP_LIB_PATH=str(BIN), PYTHONPATH=str(ROOT)
-    )
+    command, told = (sys.executable, "-c", PYTHON, MODEL, json.dumps(PROMPTS)), {"LLAMA_CPP_LIB_PATH": str(BIN)}
+    done = run(*command, **told, PYTHONPATH=str(ROOT))
     assert done.returncode == 0 and json.loads(done.stdout) == answers, done.stdout + done.stderr[-2000:]
+    said = [line for line in done.stderr.splitlines() if line.startswith("ggml-zinc")]
+    assert len(said) == 2 and said[1].endswith("the promise holds"), said
 
 
 def test_debians_llama_server_has_the_tokens_of_this_one(sid, answers):

@@ -13,11 +13,15 @@ from unittest.mock import patch
 from zinc_attn.cli import app, check
 from zinc_attn.errors import NoVulkanError
 from zinc_attn.runtime.device import Device
+from zinc_attn.tools.check import Case
 
 from . import CASES
 from .runtime import Gfx1201
 
-SMALL = "--cases", ",".join(case for case in CASES if "fused" not in case)
+
+def of_cases(arithmetic: str) -> list[str]:
+    """The options of the small cases of an arithmetic."""
+    return ["--arithmetic", arithmetic, "--cases", ",".join(x for x in CASES if Case.parse(x).arithmetic == arithmetic)]
 
 
 def main() -> int:
@@ -27,7 +31,8 @@ def main() -> int:
     args, options = parser.parse_known_args()
     begin, runtime = time.process_time(), Gfx1201(args.seed)
     with Device(runtime) as device, patch.object(check, "open_devices", lambda *_: [device]):
-        status = app.main(["check", *(options or SMALL)])
+        runs = [options] if options else [of_cases("canonical"), of_cases("fused")]
+        status = max(app.main(["check", *run]) for run in runs)
     print(
         f"{len(runtime.programs)} programs, {runtime.dispatches} dispatches, {runtime.issued / 1e6:.1f} M wave "
         f"instructions, {runtime.loads_outside} loads out of bounds, {time.process_time() - begin:.0f} s of CPU time"
