@@ -107,6 +107,9 @@ def test_logits_have_the_same_bits_at_every_layout(name: str, latent: bool, devi
         with cache_of(model, device, latent=latent, arithmetic=arithmetic, capacity=520, **layout) as cache:
             results.append(generate(model, ids, cache=cache, max_new_tokens=8)[1])
     assert all(equal(results[0], result) for result in results[1:])
+    if arithmetic == "fused":
+        with cache_of(model, device) as cache, cache_of(model, device, arithmetic=arithmetic) as fused:
+            assert not equal(*(model(prompt(70), cache=held).logits for held in (cache, fused)))
 
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4", "kimi_linear")
