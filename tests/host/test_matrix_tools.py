@@ -109,7 +109,7 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
 
 
 def test_a_missing_number_is_beyond_every_bound():
-    """Of rows without keys lse is no number of any size; the truth of a sample is that of the last heads."""
+    """A row without keys has an lse of -inf, which is right; the truth of a sample is that of the last heads."""
     blind = SMALL._replace(context=30, mask="blind")
     empty, sample = judging.oracle_output(blind, blind.data()), judging.reference_arguments(blind, blind.data(), 0)
     assert np.all(np.isinf(empty.lse)) and truth(*sample).share(empty) == 0
