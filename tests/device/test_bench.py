@@ -16,6 +16,7 @@ from zinc_attn.planning import duration
 from zinc_attn.runtime.cpu import library as native
 from zinc_attn.tools import proof
 from zinc_attn.tools.measure import CallSpec, decode_steps, measure_calls, stalls, steps
+from zinc_attn.tools.measure.calls import pass_times
 
 NATIVE = True
 SHAPE = za.AttnShape(6, 2, 64)
@@ -54,6 +55,11 @@ def test_a_call_of_several_submissions_is_timed_whole(device, monkeypatch):
     monkeypatch.setattr(duration, "work_bound", lambda facts, by_matrix=False: 600 * duration.key_work(facts))
     rows = run([device], [1500], "f16")
     assert {(r.measure, r.status, r.verified, len(r.seconds)) for r in rows} == {("call", "ok", "bits", 2)}
+
+
+def test_the_times_of_the_passes():
+    assert pass_times([(1.0, 3.0)]) == {"device": 2.0, "pass 1": 2.0}
+    assert pass_times([(1.0, 3.0), (3.5, 7.5)]) == {"device": 6.5, "pass 1": 2.0, "gap": 0.5, "pass 2": 4.0}
 
 
 @pytest.mark.of_drivers

@@ -15,7 +15,7 @@ from zinc_attn.cache.rows import encode_into
 from zinc_attn.kernels.declarations import Binding, KernelDecl
 from zinc_attn.limits import BLOCK
 from zinc_attn.runtime.primitives import answers
-from zinc_attn.storage import STORAGE, storage_types
+from zinc_attn.storage import IQ4_NL, STORAGE, storage_types
 
 F32 = NDArray[np.float32]
 TOKENS = 130  # rows of which 126 of a recording are surplus
@@ -28,8 +28,10 @@ def block(rng: np.random.Generator, kind: int, most: float) -> NDArray[np.float6
     normal, signs, any_one = rng.standard_normal(BLOCK), rng.choice([-1.0, 1.0], BLOCK), rng.integers(BLOCK)
     top = np.exp2(rng.uniform(-38, np.log2(most)))
     steps = int(rng.choice([8, 15, 16, 31, 127]))
-    halves = rng.integers(-2 * steps, 2 * steps + 1, BLOCK) / (2 * steps)  # what lies in the middle of two numbers
-    halves[any_one] = signs[0]
+    halves = rng.integers(-2 * steps, 2 * steps + 1, BLOCK) / 2  # what lies in the middle of two numbers
+    if steps == -IQ4_NL[0]:
+        halves[::2] = rng.choice(np.add(IQ4_NL[1:], IQ4_NL[:-1]) / 2, BLOCK // 2)
+    halves[any_one], halves[any_one - 1] = steps * signs[0], -steps * signs[0]
     cancelling = np.repeat(rng.uniform(1, 3, BLOCK // 2), 2) * np.tile([1.0, -1.0 - 2.0**-23], BLOCK // 2)
     cancelling *= 2.0**-40  # sums of iq4_nl, before the largest value comes
     cancelling[-1] = signs[0] * np.exp2(rng.uniform(-30, -10))
@@ -39,7 +41,7 @@ def block(rng: np.random.Generator, kind: int, most: float) -> NDArray[np.float6
         np.full(BLOCK, signs[0] * top),
         signs * 0.0,
         np.where(rng.random(BLOCK) < 0.3, signs * top, normal * top / 8),  # several of the largest, of both signs
-        halves * np.exp2(np.floor(np.log2(top))),
+        halves * np.exp2(np.floor(np.log2(top)) - 7),
         normal * np.exp2(rng.uniform(-28, -10)),  # a scale that is a subnormal float16, or less
         np.where(np.arange(BLOCK) == any_one, top, 0.0) * signs,
         cancelling,
@@ -195,6 +197,7 @@ def operands(rng: np.random.Generator, count: int) -> tuple[F32, F32]:
     a[3] = np.clip(np.rint(middle * b[3] / (1 << 24)), 1 << 23, (1 << 24) - 1)
     x, y = (np.ldexp(one * rng.choice([-1, 1], shape), rng.integers(-66, 37, shape)) for one in (a, b))
     x[0, :32] = np.tile([0.0, -0.0], 16)
+    x[1, :2], y[1, :2] = (12331347, 11807155), (12961555, 12759259)  # whose first remainder is corrected by too much
     divisors = 2 * rng.integers(1 << 22, 1 << 23, 8192) + 1
     rests = [one + int(rest) for one, rest in zip(divisors, rng.choice([-1, 1, 3], 8192), strict=True)]
     result = [int(rest) * pow(1 << 25, -1, int(one)) % int(one) for one, rest in zip(divisors, rests, strict=True)]

@@ -43,6 +43,7 @@ from zinc_attn.cache.transaction import Transaction
 SECONDS = float(os.environ.get("ZINC_ATTN_FUZZ_SECONDS", "0"))
 EVERY_DRIVER = FULL or SECONDS > 0
 SHAPE, LAYERS, MOST = za.AttnShape(6, 2, 64), 2, 6  # MOST: sequences of a cache
+CAPACITY, PROMPT = 1024, 520  # tokens of a cache, and of its first sequence: a node that forks share
 WHERE = files("cache", "decode", "planning", "runtime/vulkan", "runtime/kompute")
 KINDS = [("f16", 1, "tiles"), ("f32", 64, "tiles"), ("bf16", 256, "NHD"), ("q8_0", 2, "NHD")]
 if EVERY_DRIVER:
@@ -92,7 +93,6 @@ class Machine:
         self.serial = 0
         self.folder = Path(tempfile.mkdtemp())
         self.open(kind)
-        self.start(self.worlds[0])
 
     def close(self) -> None:
         for world in self.worlds:
@@ -133,12 +133,13 @@ class Machine:
 
     def open(self, kind):
         dtype, page_size, kv_layout = KINDS[kind % len(KINDS)]
-        order = np.random.default_rng(kind).permutation(512 // page_size)
+        order = np.random.default_rng(kind).permutation(CAPACITY // page_size)
         options = {"page_order": order, "kv_layout": kv_layout}
-        cache = za.KVCache(self.device, SHAPE, LAYERS, 512, dtype, page_size, MOST, **options)
+        cache = za.KVCache(self.device, SHAPE, LAYERS, CAPACITY, dtype, page_size, MOST, **options)
         self.worlds.append(World(cache, dtype))
         for option in (kind % len(OPTIONS), (kind + 1) % len(OPTIONS)):
             self.worlds[-1].attns.append((za.Attention(cache, **OPTIONS[option]), option))
+        self.start(self.worlds[-1]).append(PROMPT)
 
     def start(self, world: World) -> Twin:
         """A new sequence."""
@@ -486,7 +487,6 @@ class Machine:
             result = self.attempt("closed", old.cache.new_sequence, None, errors.ClosedError)
             assert isinstance(result, errors.ClosedError)
         self.open(self.below(12))
-        self.start(self.worlds[-1])
 
     def another_attention(self):
         """An Attention closed, to be used again, and perhaps replaced by one with other options."""

@@ -21,6 +21,7 @@ PLACED = [  # shapes with every page size, K and V apart, sizes that the cache f
 ]
 
 
+@pytest.mark.of_drivers  # whose modules are exported
 @pytest.mark.parametrize(("text", "page_size", "dtype"), PLACED)
 def test_index_maps(device, rng, monkeypatch, text, page_size, dtype):
     """A bit that is flipped where they say changes the value, or the block of 32, that is stored there, and no other.

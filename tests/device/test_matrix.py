@@ -114,6 +114,14 @@ def test_walks(matrix_device, on_units, rng, monkeypatch, text, arithmetic, dtyp
     assert on_units(arithmetic)
 
 
+def test_exact_products_have_the_canonical_bits(matrix_device, rng):
+    """Equal scores weigh 1, and small integers are summed exactly in any order: the bound would hide a small slip."""
+    shape, tokens = za.AttnShape(8, 2, 64), 1100
+    k, v = (rng.integers(-most, most + 1, (tokens, 2, 64)).astype(np.float16) for most in (2, 8))
+    q = np.zeros((20, 8, 64), np.float32)
+    same(attend(matrix_device, shape, q, k, v), za.reference.emulate(q, k, v, causal=True))
+
+
 def test_matrix_prefill_is_chosen_by_request(matrix_device, rng):
     """16 vectors of a KV head go to the matrix units, fewer have the canonical bits, also side by side in a batch."""
     shape = za.AttnShape(8, 2, 64)

@@ -176,7 +176,7 @@ def test_a_call_examines_what_steps_appended(host):
     recorded.close()
 
 
-def test_refusals(host):
+def test_refusals(host, device):
     manager = host[0]
     recorded = Recorded(host, max_tokens=1)
     attn, seq, first, new = recorded.attention, recorded.seq, recorded.calls[0], recorded.rows[0]
@@ -197,6 +197,9 @@ def test_refusals(host):
         blocks.record(manager.sequence(), recorded.q, blocks.cache.new_sequence(), 0)
     with pytest.raises(errors.DTypeError, match=r"^arithmetic: got 'integer' with a cache of f16, expected types "):
         za.Attention(recorded.cache, arithmetic="integer")
+    other = za.KVCache(device, SHAPE, 1, 64)
+    with pytest.raises(errors.RuntimeUnavailableError, match=r"^record: got .*, expected a Device.from_kompute$"):
+        za.Attention(other).record(None, None, other.new_sequence(), 0)
 
 
 @pytest.mark.parametrize("most", (4, 64))

@@ -107,7 +107,7 @@ def test_the_caches_next_call_completes_it(device, name):
 
 
 def test_a_failure_is_the_results(cache, monkeypatch):
-    """However often it is asked for; test_cache_failures.py has failures and interrupts of every call."""
+    """However often it is asked for. An interrupt is not: the call is completed later, by whoever asks next."""
     attn, seq = za.Attention(cache), cache.new_sequence()
     free, pending = cache.free_tokens, submit(attn, seq, 0, 70, 70)
     with monkeypatch.context() as patch:
@@ -116,7 +116,14 @@ def test_a_failure_is_the_results(cache, monkeypatch):
             with pytest.raises(errors.DeviceMemoryError, match="injected"):
                 pending.result()
     assert seq.lengths == (0, 0) and cache.free_tokens == free
-    same(submit(attn, seq, 0, 70, 70).result(), oracle(70, 70))
+    for layer, ask in enumerate((lambda: None, cache.new_sequence)):
+        pending = submit(attn, seq, layer, 70, 70)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(cache.device.runtime, "read", interrupted)
+            pending.result()
+        ask()
+        same(pending.result(), oracle(70, 70))
+        assert seq.lengths == (70, 70 * layer)
 
 
 def test_a_result_of_a_closed_device():

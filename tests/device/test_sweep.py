@@ -102,8 +102,8 @@ def test_one_wrong_bit_fails(device, monkeypatch, page_size, name, index, produc
         assert row.error.endswith(f"; 1 of {rows_and_heads * (1 if name == 'lse' else 64)} elements differ")
 
 
-def wrong_second(element, result):
-    """Flips a bit of ``out`` in one of the results of the second call that is wrapped; the first result is number 1."""
+def wrong_call(number, element, result):
+    """Flips a bit of ``out`` in a result of the call that is wrapped as the ``number``-th; the first result is 1."""
     calls, results = count(1), count(1)
 
     def wrap(call):
@@ -111,7 +111,7 @@ def wrong_second(element, result):
             out, lse = call.result()
             return Output(flip(out, element) if next(results) == result else out, lse)
 
-        return replace(call, result=flipped) if next(calls) == 2 else call
+        return replace(call, result=flipped) if next(calls) == number else call
 
     return wrap
 
@@ -123,11 +123,18 @@ def wrong_second(element, result):
 )
 def test_one_wrong_bit_of_a_layout_fails(device, page_size, products, result, said):
     """Outside the sample of the oracle, and in the first and the last of the calls that are timed."""
-    wrong = {"wrap_call": wrong_second((0, 0, 1, 2), result), "oracle_products": products}
+    wrong = {"wrap_call": wrong_call(2, (0, 0, 1, 2), result), "oracle_products": products}
     *first, second = run(device, [100], page_size=page_size, **wrong)
     assert {row.status for row in first} == {"ok"}
     assert (second.status, second.verified, second.figures["median_us"]) == ("failed", None, None)
     assert second.error is not None and second.error.startswith(f"{said}out[0, 0, 1, 2]: got ")
+
+
+def test_a_wrong_layout_does_not_make_the_others_wrong(device):
+    """Whose heads outside the sample are compared with those of the first layout that is right."""
+    wrong, right = run(device, [100], oracle_products=0, wrap_call=wrong_call(1, (0, 0, 3, 2), 1))
+    assert (wrong.status, right.status, right.verified) == ("failed", "ok", "bits (sampled)")
+    assert wrong.error is not None and wrong.error.startswith("out[0, 0, 3, 2]: got ")
 
 
 @pytest.mark.parametrize("page_size", [None, 256])
@@ -227,7 +234,8 @@ def test_a_card_and_another_device_beside(device, tmp_path, capsys):
     assert main(*command(device, tmp_path / "c", "--contexts 16m --card r9700")) == 2 and not (tmp_path / "c").exists()
     capsys.readouterr()
     file.write_text(json.dumps(other[0] | {"layers": 2}))
-    assert refusal(capsys, *beside).startswith(f"{file}: got rows of another call, expected a sweep.jsonl of the same")
+    expected = "expected a sweep.jsonl of the same shape, layers and call"
+    assert refusal(capsys, *beside) == f"{file}: got rows of another call, {expected}"
 
 
 def test_command_fails_on_a_wrong_bit(device, tmp_path, monkeypatch, capsys):

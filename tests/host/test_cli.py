@@ -1,6 +1,8 @@
 """The command line and the sweep's pure parts: no Vulkan device needed."""
 
 import importlib.util
+import io
+import json
 import os
 import subprocess
 import sys
@@ -8,10 +10,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import records, refusal, run
 from support import GPU
 
+from zinc_attn.cache.rows import stored_values
 from zinc_attn.cli import app as cli
 from zinc_attn.cli import arguments, plan, terminal
 from zinc_attn.cli import devices as devices_command
@@ -19,6 +23,7 @@ from zinc_attn.cli import llama as llama_command
 from zinc_attn.errors import NoVulkanError
 from zinc_attn.planning.splits import plan_splits
 from zinc_attn.shapes import AttnShape
+from zinc_attn.tools.harness.inputs import NUMPY_DTYPES, Inputs
 from zinc_attn.tools.harness.split_spec import SplitSpec
 from zinc_attn.tools.measure import CallSpec, Row
 from zinc_attn.tools.measure.rows import FIGURES
@@ -26,6 +31,17 @@ from zinc_attn.tools.measure.rows import FIGURES
 SHAPE = AttnShape(4, 2, 64)
 SPEC = CallSpec(SHAPE, 10, [1024])
 ROW = Row(SPEC, GPU, "vulkan", 1024, "auto", SplitSpec("auto").plan(1024, SHAPE, 64))
+
+
+@pytest.mark.parametrize(("dtype", "array"), [("f16", "f16"), ("f32", "f32"), ("bf16", "f32"), ("q8_0", "f16")])
+def test_normal_inputs(dtype, array):
+    """Fewer tokens are a prefix of more; K, V and every sequence have values of their own, which a cache takes."""
+    long, short = Inputs.normal(SHAPE, 40000, dtype), Inputs.normal(SHAPE, 100, dtype)
+    stored_values("k", short.k, dtype)
+    assert long.k.dtype == NUMPY_DTYPES[array]
+    assert np.array_equal(long.k[:100], short.k) and np.array_equal(long.v[:100], short.v)
+    assert not np.array_equal(short.k, short.v)
+    assert not np.array_equal(short.k, Inputs.normal(SHAPE, 100, dtype, sequence=1).k)
 
 
 def test_figures():
@@ -202,6 +218,13 @@ def test_a_terminal_without_the_characters(encoding):
     process = subprocess.run(argv, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
     assert (process.returncode, process.stderr) == (0, b"")
     assert ("µs" if encoding == "latin-1" else "?s").encode(encoding) in process.stdout
+
+
+def test_json_keeps_what_a_terminal_lacks(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "latin-1", errors="replace"))
+    terminal.print_json([{"name": "μ–"}])
+    assert json.loads(raw.getvalue()) == {"name": "μ–"}
 
 
 def test_an_interrupted_import(tmp_path):

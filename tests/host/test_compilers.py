@@ -10,7 +10,7 @@ from support import FULL, needs_radv
 from zinc_attn.cli import app as cli
 from zinc_attn.errors import ArgumentError, NoVulkanError
 from zinc_attn.shapes import AttnShape
-from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, targets, variants
+from zinc_attn.tools.compilers import TARGETS, Compiler, compiler, gates, graph, isa, targets, variants
 from zinc_attn.tools.compilers.gates import Compiled, VariantReport
 from zinc_attn.tools.compilers.variants import Spec
 
@@ -66,10 +66,14 @@ def test_the_kernels_of_the_graph_keep_their_gates():
     ]
 
 
+WIDE_V = Spec("attend_f16", 128, 8, v_head_dim=320)
 INTEGER = Spec("attend_matrix_q8_0", 64, 64, arithmetic="integer")
 VIOLATIONS = (
     *((reported(spec, VGPRs=most), "") for spec, most in ((ATTEND, 120), (LATENT, 192))),
     (reported(VGPRs=144), "attend_f16:256:8: 144 registers, at most 120 allowed"),
+    (reported(LATENT, VGPRs=193), "attend_f16:576/512/latent:4: 193 registers, at most 192 allowed"),
+    (reported(WIDE_V, VGPRs=193), "attend_f16:128/320:8: 193 registers, at most 192 allowed"),
+    (reported(Spec("attend_f16", 64, 24, rows=8), VGPRs=257), "attend_f16:64:24:1:0:8: 257 registers, at most 256"),
     (reported(Spec("merge", 512), VGPRs=144), "merge:512: 144 registers, at most 120 allowed"),
     (reported(Spec("attend_matrix_f16", 64, 64)), "attend_matrix_f16:64:64: no instruction of the matrix units"),
     (replace(reported(INTEGER), wmma=1, leaf=160.0), ""),
@@ -88,6 +92,25 @@ def test_violations(report, text):
     assert len(result) == bool(text) and "".join(result).startswith(text)
     both = list(gates.violations([reported(Spilled_VGPRs=2, LDS_size=18944), report]))
     assert len(both) == 2 + len(result), "every broken gate of every variant has a sentence"
+
+
+def test_the_waves_that_a_simd_holds():
+    """By registers, of AMD's chips and others; by the shared memory of eight waves."""
+    told = {"gfx1201": {96: 16, 97: 12, 120: 12, 144: 10, 192: 8, 256: 5}, "gfx1030": {64: 16, 65: 14, 128: 8}}
+    told |= {"hopper": {24: 16, 168: 3}, "ada": {24: 12, 168: 3}}
+    for name, waves in told.items():
+        assert {registers: TARGETS[name].family.waves(registers) for registers in waves} == waves, name
+    shared = {0: 16, 1: 16, 16384: 16, 16385: 256 / 17, 32768: 8}
+    assert {size: reported(LDS_size=size).waves_by_lds for size in shared} == shared
+
+
+@pytest.mark.parametrize(("end", "cycles"), [("s_cbranch_scc1 BB1", 26), ("s_cbranch_scc0 BB2\n s_branch BB1", None)])
+def test_the_cycles_of_a_leaf(end, cycles):
+    """Of the loop over leaves up to the block of its last product, without what is free; None with a loop within."""
+    products = (
+        "BB1:\n v_wmma_i32_16x16x16_iu8 v0\n s_add_u32 s0, s0\nBB2:\n v_wmma_f32_16x16x16_f16 v0\n ds_load_b32 v0"
+    )
+    assert isa.leaf_cycles(f"BB0:\n v_mov_b32 v0\n{products}\n v_mov_b32 v1\nBB3:\n v_mov_b32 v3\n {end}") == cycles
 
 
 @pytest.mark.usefixtures("with_compiler")

@@ -9,7 +9,7 @@ import pytest
 from commands import records, run
 from support import needs_radv
 
-from zinc_attn import AttnShape, plan_splits
+from zinc_attn import AttnShape, SplitPlan, plan_splits
 from zinc_attn.kernels.declarations import UNITS
 from zinc_attn.runtime.device import SPIRV
 from zinc_attn.storage import STORAGE
@@ -41,6 +41,13 @@ def test_a_step_of_a_whole_model():
     assert us == pytest.approx(alone + 10 * (GAP_US + predict(plan_splits(131072, QWEN), R9700).total_us))
     assert step.us(0, R9700) == pytest.approx(alone) and us <= step.us(131072, R9700, 1)
     assert step.fraction(131072, R9700) == pytest.approx(step.bytes_at(131072) / R9700.bandwidth / 1e3 / us)
+
+
+def test_what_a_call_waits_for():
+    latent, keys = AttnShape.parse("20/1/576/512/latent"), 131072
+    plans = {"bandwidth": plan_splits(keys, QWEN), "issue": plan_splits(keys, latent)}
+    plans["latency"] = SplitPlan.fixed(keys, QWEN, num_splits=1)
+    assert {name: predict(plan, R9700).bound for name, plan in plans.items()} == {name: name for name in plans}
 
 
 def test_table_is_what_the_compiler_makes():

@@ -27,6 +27,22 @@ OTHERS = "64/8/64 9/3/64 16/1/512 10/1/80 32/8/192/128 20/1/576/512/latent 17/1/
 NUMBERED = [*SHAPES, *map(AttnShape.parse, OTHERS.split())]
 
 
+def test_places_are_those_of_the_declarations():
+    """Of the fields of records, bindings and specialization constants, and the sizes of workgroups."""
+    manifest = export.manifest()
+    for name in describe.RECORDS:
+        fields = [(field["name"], field["word"], field["byte"]) for field in manifest["work"][name]["fields"]]
+        assert fields == [(field, i, 4 * i) for i, field in enumerate(getattr(kernels, name.upper()))]
+    sizes = {kernels.ATTEND: "workgroup_size", kernels.MERGE: "merge_workgroup_size"}
+    for kernel, decl in zip(manifest["kernels"], kernels.KERNELS, strict=True):
+        bindings = [(entry["binding"], entry["name"], entry["access"]) for entry in kernel["bindings"]]
+        assert bindings == [(i, binding.name, binding.access) for i, binding in enumerate(decl.bindings)]
+        constants = [(entry["id"], entry["offset"], entry["name"]) for entry in kernel["specialization_constants"]]
+        assert constants == [(i, 4 * i, name) for i, name in enumerate(decl.constant_names)]
+        local_size = [sizes.get(decl, "32"), "1", "1"]
+        assert (kernel["file"], kernel["entry_point"], kernel["local_size"]) == (decl.file, "main", local_size)
+
+
 def test_no_formula_uses_a_name_that_is_not_explained():
     manifest = export.manifest()
     functions = {"min", "max", "ceil_div", "log2", "float32", "e"}
@@ -60,9 +76,13 @@ def test_numbers_of_a_shape(dtype, page_size, kv_layout):
             token_bytes = 4 * shape.kv_heads * strided_format(strides, shape.latent).words
         assert AttnShape(**{name: numbers[name] for name in asdict(shape)}) == shape
         assert numbers["kv_bytes_per_token"] == token_bytes
+        assert numbers["state_bytes"] == 4 * shape.q_heads * (shape.v_dim + 2)
         names = {**asdict(shape), **numbers["sizes"], "kind": "gpu", "context_len": 100000, "q_len": 1, "rows": 1}
         names |= evaluate_all(formulas("quantities"), names | {"window": 0})
-        assert evaluate(formulas("buffers")["states"][0], names) == plan_splits(100000, shape).scratch_bytes
+        names |= evaluate_all(formulas("split_rule"), names | {"compute_units": 64})
+        plan = plan_splits(100000, shape)
+        assert (names["splits"], numbers["most_splits"]) == (plan.num_splits, names["most_splits"])
+        assert evaluate(formulas("buffers")["states"][0], names) == plan.scratch_bytes
         tile, page_tiles = (numbers["sizes"][name] for name in ("tile", "page_tiles"))
         copied = PageGeometry(shape, dtype, tile, page_tiles, strides).tile_words
         for kind, device in (("gpu", "discrete"), ("cpu", "cpu")):

@@ -33,6 +33,14 @@ def outcome(case=SMALL, off=0.0):
     return Outcome(case, "a device", result)
 
 
+@pytest.mark.parametrize("arithmetic", ["Matrix", "exact", None, ["matrix"]])
+def test_what_names_no_arithmetic(arithmetic):
+    with pytest.raises(ArgumentError) as refused:
+        rules.check_arithmetic(arithmetic, fake_device(), "f16", SHAPE)
+    names = "'canonical', 'fused', 'integer', 'matrix', 'matrix-prefill'"
+    assert str(refused.value) == f"arithmetic: got {arithmetic!r}, expected one of {names}"
+
+
 @pytest.mark.parametrize("arithmetic", ["matrix", "matrix-prefill"])
 def test_who_may_not_use_it(arithmetic, monkeypatch):
     monkeypatch.setattr(rules, "load_spirv", lambda _: b"")  # this package may be built without the kernel
@@ -101,8 +109,13 @@ def test_the_oracle_is_within_the_bound_and_a_wrong_number_is_not():
 
 
 def test_a_missing_number_is_beyond_every_bound():
+    """A row without keys has an lse of -inf, which is right; the truth of a sample is that of the last heads."""
+    blind = SMALL._replace(context=30, mask="blind")
+    empty, sample = judging.oracle_output(blind, blind.data()), judging.reference_arguments(blind, blind.data(), 0)
+    assert np.all(np.isinf(empty.lse)) and truth(*sample).share(empty) == 0
     want, result = truth(*judging.reference_arguments(SMALL, SMALL.data())), outcome().result
     assert result is not None and want.share(result) < 0.01
+    assert truth(*judging.reference_arguments(SMALL, SMALL.data(), 0)).share(result) < 0.01
     result.lse[0, 0] = np.nan
     difference = compare(result, want)
     assert want.share(result) == np.inf and difference is not None and "lse[0, 0]: got nan" in difference.text()

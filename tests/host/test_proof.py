@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import CPU, GPU
 
+from zinc_attn.errors import ArgumentError
 from zinc_attn.kernels.declarations import MATRIX
 from zinc_attn.kernels.matrix import MatrixFacts, MatrixFragment
 from zinc_attn.shapes import AttnShape
@@ -73,6 +74,12 @@ def test_the_steps(kit, monkeypatch, tmp_path):
     (tmp_path / MATRIX.file).touch()  # a package that was built with units
     units = lines(replace(GPU, matrix=MatrixFacts(fragment, 65536, 1024), integer_dots=False), kit=kit)
     assert units[3:5] == [f"check --quick --arithmetic matrix {on}", f"bench --shape 16/2/256 --contexts 64,8192 {on}"]
+
+
+def test_a_wrong_dispatcher_is_refused():
+    """As $ZINC_ATTN_RUNTIME may name one."""
+    with pytest.raises(ArgumentError, match=r"^runtime: got 'cuda', expected one of kompute, vulkan, cpu$"):
+        ProofSpec(GPU, "cuda", [SHAPE], [64])
 
 
 def test_failed_steps_are_in_a_report_that_names_nobody(tmp_path, monkeypatch, kit):
