@@ -195,13 +195,13 @@ class Call:
             try:
                 return task(shard)
             except CapacityError as error:
-                raise CapacityError(self._full(shard, free[shard])) from error
+                raise CapacityError(self._out_of_pages(shard, free[shard])) from error
 
         with ThreadPoolExecutor(len(shards)) as pool:
             waiting = {shard: pool.submit(named, shard) for shard in shards}
         return {shard: future.result() for shard, future in waiting.items()}
 
-    def _full(self, shard: int, free: int) -> str:
+    def _out_of_pages(self, shard: int, free: int) -> str:
         """The text of the CapacityError of ``shard``, of whose pages ``free`` were free before the call."""
         pool, keys = self.cache.shards[shard].pool, [rows[shard][0] for rows in self.pieces]
         count = sum(len(rows) for rows in keys if rows is not None)
