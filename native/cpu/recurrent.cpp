@@ -81,7 +81,7 @@ void delta_net(const Step &step, uint64_t number, Room &room) {
     const float *beta = begin(DELTA_NET_BIND_BETA, p.beta, p.v.n[3]);
     const uint *ids = static_cast<const uint *>(step.buffers[DELTA_NET_BIND_IDS]);
     const uint named = step.spec[DELTA_NET_SPEC_NAMED] != 0 ? ids[p.ids + sequence] : sequence;
-    float *scores = static_cast<float *>(step.buffers[DELTA_NET_BIND_OUTPUTS]) + p.outputs;
+    float *outputs = static_cast<float *>(step.buffers[DELTA_NET_BIND_OUTPUTS]) + p.outputs;
     float *kept = static_cast<float *>(step.buffers[DELTA_NET_BIND_KEPT]) + p.kept;
     float *decays = reinterpret_cast<float *>(g.s + g.size), *ks = decays + g.size, *qs = ks + g.size;
     const uint first = g.gl_WorkGroupID.x * g.rows_of_group(), end = min(first + g.rows_of_group(), all_rows);
@@ -107,12 +107,12 @@ void delta_net(const Step &step, uint64_t number, Room &room) {
             const Run of_v{t * p.v.s[2] + row, 0, count, 1};
             const F delta = States::above((flush((F)words_of<uint>(v, of_v)) - sum) *
                                               scalar::flush(beta[t * p.beta.s[2]]), FACTOR_MIN);
-            const F score = g.sum_of([&](uint i) {
+            const F output = g.sum_of([&](uint i) {
                 g.s[i] = States::above(g.s[i] + ks[i] * delta, STATE_MIN);
                 return g.s[i] * qs[i];
             });
             const Run to{((sequence * tokens + t) * p.v.n[1] + head) * all_rows + row, 0, count, 1};
-            keep(scores, to, flush(score * p.scale), count);
+            keep(outputs, to, flush(output * p.scale), count);
             if (const uint slot = tokens - 1 - t; slot < p.slots)
                 g.store_rows(kept + slot * p.steps[1] + sequence * p.steps[0] + (head * all_rows + row) * g.size,
                              count);
@@ -130,7 +130,7 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
     const uint end = min(first + g.rows_of_group(), (group + 1) * of_group);
     const uint named = static_cast<const uint *>(step.buffers[SSM_SCAN_BIND_IDS])[p.ids + sequence];
     const float *a = g.at(SSM_SCAN_BIND_A, p.a);
-    float *scores = static_cast<float *>(step.buffers[SSM_SCAN_BIND_OUTPUTS]) + p.outputs;
+    float *outputs = static_cast<float *>(step.buffers[SSM_SCAN_BIND_OUTPUTS]) + p.outputs;
     float *kept = static_cast<float *>(step.buffers[SSM_SCAN_BIND_KEPT]) + p.kept;
     float *bs = reinterpret_cast<float *>(g.s + g.size), *cs = bs + g.size;
     const auto decay = [](F by, F factor) { return States::above(exponential(flush(by * flush(factor))), DECAY_MIN); };
@@ -160,7 +160,7 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
             const Run of_x{scalar::place(p.x, index) + row, 0, count, 1};
             const F x = flush((F)words_of<uint>(step.buffers[SSM_SCAN_BIND_X], of_x));
             const F added = States::above(x * by, FACTOR_MIN);
-            const F score = g.sum_of([&](uint i) {
+            const F output = g.sum_of([&](uint i) {
                 F factors = shared_factor;
                 if (by_element) {
                     for (uint lane = 0; lane < LANES; ++lane)
@@ -170,7 +170,7 @@ void ssm_scan(const Step &step, uint64_t number, Room &room) {
                 g.s[i] = States::above(g.s[i] * factors + bs[i] * added, STATE_MIN);
                 return g.s[i] * cs[i];
             });
-            keep(scores, {(sequence * tokens + t) * all_rows + row, 0, count, 1}, flush(score), count);
+            keep(outputs, {(sequence * tokens + t) * all_rows + row, 0, count, 1}, flush(output), count);
             if (const uint slot = tokens - 1 - t; slot < p.slots)
                 g.store_rows(kept + slot * p.steps[1] + sequence * p.steps[0] + row * g.size, count);
         }

@@ -23,7 +23,7 @@ def drawn(rng, shape, edges=(), least=-12):
 
 def same_as(words, wanted, written):
     """wanted: of each result; written: the states of how many of the slots that there was room for."""
-    same(words[0], wanted.scores)
+    same(words[0], wanted.outputs)
     assert len(wanted.kept) == written
     same(words[1], wanted.kept)
 
@@ -132,7 +132,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows(any_device, rng):
         operands = delta_operands(rng, 16, 3, 1, 2, 1, False)
         operands[at][0, 0, 0, 0] = edge
         wanted = recurrent.delta_net(*operands)
-        assert np.isfinite(wanted.scores[1]).all() and not np.isfinite(wanted.scores[0]).all()
+        assert np.isfinite(wanted.outputs[1]).all() and not np.isfinite(wanted.outputs[0]).all()
         same_as(run_delta_net(any_device, operands, 1, 1), wanted, 1)
 
 

@@ -16,9 +16,9 @@ from .rows import halves_sum
 
 
 class Scanned(NamedTuple):
-    """scores: (sequences, tokens, heads, rows); kept: states after the last tokens, (slots, *state's shape)."""
+    """outputs: (sequences, tokens, heads, rows); kept: states after the last tokens, (slots, *state's shape)."""
 
-    scores: F32
+    outputs: F32
     kept: F32
 
 
@@ -38,9 +38,9 @@ def _state_sum(x: F32) -> F32:
     return halves_sum(partial)
 
 
-def _scanned(scores: F32, states: list[F32], slots: int) -> Scanned:
+def _scanned(outputs: F32, states: list[F32], slots: int) -> Scanned:
     """states: after each token."""
-    return Scanned(scores, np.stack(states[::-1][:slots]))
+    return Scanned(outputs, np.stack(states[::-1][:slots]))
 
 
 @quietly
@@ -65,19 +65,19 @@ def delta_net(q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32, slots: i
     q, k = (np.repeat(part, sequences // len(part), 0)[:, :, np.arange(heads) % part.shape[2]] for part in (q, k))
     decay = _above(floats.exp(flush(gate)), constants.DECAY_MIN)
     v, beta, s = flush(v), flush(beta), _above(state, constants.STATE_MIN)
-    scores, states = np.empty(v.shape, np.float32), []
+    outputs, states = np.empty(v.shape, np.float32), []
     for t in range(tokens):
         s = s * decay[:, t, :, None]
         error = v[:, t] - _state_sum(s * k[:, t, :, None])
         delta = _above(error * beta[:, t], constants.FACTOR_MIN)
         s = _above(s + k[:, t, :, None] * delta[..., None], constants.STATE_MIN)
-        scores[:, t] = flush(_state_sum(s * q[:, t, :, None]) * f32(scale_of(size)))
+        outputs[:, t] = flush(_state_sum(s * q[:, t, :, None]) * f32(scale_of(size)))
         states.append(s)
-    return _scanned(scores, states, slots)
+    return _scanned(outputs, states, slots)
 
 
 def scale_of(size: int) -> float:
-    """The factor of a delta net's scores, 1 / sqrt(size), each rounded."""
+    """The factor of a delta net's outputs, 1 / sqrt(size), each rounded."""
     return float(f32(1.0) / np.sqrt(f32(size)))
 
 
@@ -91,10 +91,10 @@ def ssm_scan(state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32, ids: NDArray[n
     decay = _above(floats.exp(flush(step[..., None] * flush(a))), constants.DECAY_MIN)
     added = _above(flush(x) * step[..., None], constants.FACTOR_MIN)
     s = _above(state[ids], constants.STATE_MIN)
-    scores, states = np.empty(x.shape, np.float32), []
+    outputs, states = np.empty(x.shape, np.float32), []
     for t in range(tokens):
         s = s * decay[:, t, :, None] + b[:, t, :, None] * added[:, t, ..., None]
         s = _above(s, constants.STATE_MIN)
-        scores[:, t] = flush(_state_sum(s * c[:, t, :, None]))
+        outputs[:, t] = flush(_state_sum(s * c[:, t, :, None]))
         states.append(s)
-    return _scanned(scores, states, slots)
+    return _scanned(outputs, states, slots)

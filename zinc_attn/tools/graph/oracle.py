@@ -75,11 +75,11 @@ class Oracle:
 
     def delta_net(self, q: F32, k: F32, v: F32, gate: F32, beta: F32, state: F32) -> F32:
         result = recurrent.delta_net(q[None], k[None], v[None], gate[None], beta[None], state[None])
-        return np.concatenate([result.scores.reshape(-1), result.kept.reshape(-1)])
+        return np.concatenate([result.outputs.reshape(-1), result.kept.reshape(-1)])
 
     def scan(self, state: F32, x: F32, dt: F32, a: F32, b: F32, c: F32) -> F32:
         result = recurrent.ssm_scan(state[None], x[None], dt[None], a, b[None], c[None], np.zeros(1, np.int32))
-        return np.concatenate([result.scores.reshape(-1), result.kept.reshape(-1)])
+        return np.concatenate([result.outputs.reshape(-1), result.kept.reshape(-1)])
 
 
 class DrawnOracle:
