@@ -62,6 +62,7 @@ static void for_rows(const ggml_tensor *tensor, const void *data, size_t offset,
 }
 
 void note_get(const ggml_tensor *tensor, const void *data, size_t offset, size_t size) {
+    if (!contiguous_cells(root_of(tensor))) return;  // logits, say, whose read ends no state
     for_rows(tensor, data, offset, size, [](auto... row) { saved.orders.save(row...); });
 }
 

@@ -12,6 +12,7 @@ matplotlib = pytest.importorskip("matplotlib.figure", reason="pip install 'zinc-
 CALL = {"device": "a GPU (RADV)", "device_kind": "discrete", "runtime": "vulkan", "shape": "4/2/64", "dtype": "f16"}
 CALL |= {"measure": "call", "layout": "auto"}
 LAYOUTS = {"auto": "split rule", "1": "one split", "8": "8 splits", "size:2048": "splits of 2048 keys"}
+LAYOUTS |= {"none": "weights alone"}
 
 
 @pytest.mark.parametrize(

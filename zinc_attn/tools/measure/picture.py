@@ -90,7 +90,8 @@ def layout_name(layout: str) -> str:
     """ "auto" to "split rule", "1" to "one split"."""
     if layout.startswith("size:"):
         return f"splits of {layout.removeprefix('size:')} keys"
-    return {"auto": "split rule", "1": "one split", MISSING: ""}.get(layout, f"{layout} splits")
+    names = {"auto": "split rule", "1": "one split", "none": "weights alone", MISSING: ""}  # none: a model's weights
+    return names.get(layout, f"{layout} splits")
 
 
 def _name_lines(axes: Axes, ends: Sequence[tuple[str, tuple[int, float], str]]) -> None:
